@@ -1,0 +1,78 @@
+"""From sizes to a verdict: what moved is a leak unless more precision makes it vanish."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pellucid.audits.bench import Bench, Reading, Run
+from pellucid.records import Finding, Status, Where
+
+_GROSS = 50.0  # so many times the rounding of its dtype is a change that no rounding explains
+
+Index = tuple[int, ...]
+Place = Callable[[Run, Index], tuple[Where, str]]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A status, the size that decided, how, and which reading's first wrong entry to name."""
+
+    status: Status
+    size: float
+    decided: str
+    reading: Reading
+    limit: float
+
+    @property
+    def first(self) -> Index:
+        """The first entry beyond the limit, in row-major order."""
+        beyond = (self.reading.sizes > self.limit).nonzero()
+        return tuple(int(i) for i in beyond[0])
+
+
+def judge(bench: Bench, readings: list[Reading], *, bits: bool) -> Verdict:
+    """Decide over the same measurement in one or two precisions.
+
+    ``bits``: the two runs had the same shapes and differed in hidden content only, so nothing but a kernel that
+    chooses its order of summation by content may move anything at all.
+    """
+    native = readings[0]
+    tolerance = native.run.rounding * native.scale
+    if len(readings) == 1:
+        return _by_one(bench, native, tolerance, bits)
+    exact = readings[1]
+    limit = max((1e-12 if bits else 1e-10) * exact.scale, 20 * exact.run.noise)
+    seen = f"{native.run.name} moves by {native.largest:.1e}, float64 by {exact.largest:.1e}"
+    if exact.largest > limit:
+        return Verdict("leak", exact.largest, f"{seen}, beyond its rounding of {limit:.0e}", exact, limit)
+    if native.largest > _GROSS * tolerance:
+        how = f"{seen}: too much for rounding, so the two precisions run different code"
+        return Verdict("leak", native.largest, how, native, tolerance)
+    if native.largest > tolerance:
+        how = f"{seen}: rounding, but more than the {tolerance:.0e} that {native.run.name} should need"
+        return Verdict("fragile", native.largest, how, native, tolerance)
+    how = f"{seen}: rounding" if native.largest else f"equal bit for bit in {native.run.name}"
+    return Verdict("pass", native.largest, how, native, tolerance)
+
+
+def _by_one(bench: Bench, native: Reading, tolerance: float, bits: bool) -> Verdict:
+    seen = f"{native.run.name} moves by {native.largest:.1e}"
+    why = f"({bench.exact_reason})" if bench.exact_reason else ""
+    if native.largest > tolerance:
+        return Verdict("leak", native.largest, f"{seen}, beyond its rounding of {tolerance:.0e} {why}", native, tolerance)
+    if bits and native.largest and native.run.rounding > 1e-10:
+        return Verdict("fragile", native.largest, f"{seen}: only float64 could tell this from rounding {why}", native, 0.0)
+    how = f"{seen}: within rounding" if native.largest else f"equal bit for bit in {native.run.name}"
+    return Verdict("pass", native.largest, how, native, tolerance)
+
+
+def finding(
+    bench: Bench, check: str, case: str, readings: list[Reading], *, bits: bool, good: str, place: Place
+) -> Finding:
+    """The finding of one measurement: ``good`` is said when it holds, ``place`` names what is wrong when not."""
+    verdict = judge(bench, readings, bits=bits)
+    if verdict.status == "pass":
+        return Finding(check, "pass", good, case, size=verdict.size, decided=verdict.decided)
+    where, message = place(verdict.reading.run, verdict.first)
+    return Finding(check, verdict.status, message, case, where, verdict.size, verdict.decided)

@@ -1,0 +1,218 @@
+"""What pydantic found wrong, as one line: dotted path, value met, what is wanted, nearest known key."""
+
+from __future__ import annotations
+
+import difflib
+import types
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from pellucid.configfile.text import show
+
+_MOST = 8
+
+_WANTED = {
+    "int": "a whole number",
+    "float": "a number",
+    "finite_number": "a finite number",
+    "bool": "true or false",
+    "string": "text",
+    "tuple": "a list",
+    "list": "a list",
+    "dict": "a mapping",
+    "mapping": "a mapping",
+    "model": "a mapping",
+    "model_attributes": "a mapping",
+    "none_required": "null",
+}
+
+
+def explain(model: type[BaseModel], error: ValidationError) -> str:
+    """All problems of ``error``, met while building ``model``, joined by "; "."""
+    met: dict[str, list[tuple[dict[str, Any], Any]]] = {}
+    for problem in error.errors(include_url=False):
+        path, part = _walk(model, problem["loc"])
+        met.setdefault(path, []).append((dict(problem), part))
+    lines = []
+    for path, problems in met.items():
+        if len(problems) == 1:
+            lines.append(_sentence(path, *problems[0], root=model))
+        else:  # the members of a plain union: none of them took the value
+            wanted = list(dict.fromkeys(_wanted(problem) for problem, _ in problems))
+            lines.append(f"{path} is {show(problems[0][0]['input'])}, but must be {_either(wanted)}")
+    if len(lines) > _MOST:
+        lines[_MOST:] = [f"and {len(lines) - _MOST} more problems"]
+    return "; ".join(lines)
+
+
+def _sentence(path: str, problem: dict[str, Any], part: Any, root: type[BaseModel]) -> str:
+    kind, value = problem["type"], problem["input"]
+    context = problem.get("ctx", {})
+    parent, _, key = path.rpartition(".")
+    inside = f"{parent} has" if parent else "there is"
+    if kind == "extra_forbidden":
+        return f"{inside} no key {show(key)}, {_instead(path, part, root)}"
+    if kind == "missing":
+        return f"{path} is missing"
+    if kind == "invalid_key":
+        return f"the key {show(value)} of {parent or 'the configuration'} is not text, put it in quotes"
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        return _choice(path, value, context, part)
+    if kind in ("value_error", "assertion_error"):
+        text = str(context.get("error", problem["msg"]))
+        return text if not path or path in text else f"{path}: {text}"
+    return f"{path} is {show(value)}, but must be {_wanted(problem)}" + _hint(kind, value)
+
+
+def _wanted(problem: dict[str, Any]) -> str:
+    kind, context = problem["type"], problem.get("ctx", {})
+    if kind in ("literal_error", "enum"):
+        return str(context["expected"])
+    limits = {"greater_than": "gt", "greater_than_equal": "ge", "less_than": "lt", "less_than_equal": "le"}
+    if kind in limits:
+        words = {"gt": "more than", "ge": "at least", "lt": "less than", "le": "at most"}
+        return f"{words[limits[kind]]} {context[limits[kind]]:g}"
+    if kind in ("too_short", "too_long", "string_too_short", "string_too_long"):
+        bound, name = ("at least", "min_length") if kind.endswith("short") else ("at most", "max_length")
+        return f"{bound} {context[name]} {'characters' if kind.startswith('string') else 'entries'}"
+    if kind == "int_from_float":
+        return _WANTED["int"]
+    name = kind.removesuffix("_type").removesuffix("_parsing")
+    return _WANTED.get(name, problem["msg"][:1].lower() + problem["msg"][1:])
+
+
+def _hint(kind: str, value: Any) -> str:
+    if kind in ("int_type", "float_type") and isinstance(value, str) and _is_number(value):
+        return f": it is text, write {value.strip()} without quotes"
+    if kind in ("int_type", "int_from_float") and isinstance(value, float) and value.is_integer():
+        return f", write {int(value)}"
+    if kind == "bool_type" and str(value).lower() in ("yes", "on", "no", "off", "1", "0"):
+        return f", write {'true' if str(value).lower() in ('yes', 'on', '1') else 'false'}"
+    return ""
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return len(text) < 40
+
+
+def _choice(path: str, value: Any, context: dict[str, Any], part: Any) -> str:
+    """A union told apart by a key (``kind``) whose value is absent or unknown."""
+    key = context["discriminator"].strip("'")
+    tags = [tag for member in _members(part) for tag in _tags(member, key)]
+    choices = f"choose {_either([repr(tag) for tag in tags])}"
+    if context.get("tag") is None:
+        if not isinstance(value, dict):
+            return f"{path} is {show(value)}, but must be a mapping with {key}: {choices}"
+        return f"{path}.{key} is missing, {choices}"
+    near = difflib.get_close_matches(str(context["tag"]), [str(tag) for tag in tags], 1)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    return f"{path}.{key} is {show(context['tag'])}, {choices}{hint}"
+
+
+def _instead(path: str, part: Any, root: type[BaseModel]) -> str:
+    """The way out for a key that ``part`` does not know."""
+    known, key = list(part.model_fields), path.rpartition(".")[2]
+    near = difflib.get_close_matches(key, known, 1)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    elsewhere = [(other, owner) for other, owner in _paths(root) if other.rpartition(".")[2] == key]
+    for other, owner in elsewhere:
+        if other == path:
+            return f"it belongs to kind {_either([repr(tag) for tag in _all_tags(owner)])}"
+    if elsewhere:
+        return f"did you mean {elsewhere[0][0]!r}?"
+    return "known keys are " + (", ".join(known) if known else "none")
+
+
+# ---------------------------------------------------------------------------------- walking the types
+
+
+def _walk(annotation: Any, loc: tuple[int | str, ...]) -> tuple[str, Any]:
+    """The dotted path of a pydantic location, without the names of union members, and the type it ends in.
+
+    For an unknown key the type is that of the configuration which does not know it.
+    """
+    path: list[str] = []
+    steps = list(loc)
+    while steps:
+        annotation = _plain(annotation)
+        members = _members(annotation)
+        if len(members) > 1:
+            tag = steps.pop(0)  # pydantic names the member it tried
+            models = [m for m in members if _is_model(m) and (tag in _all_tags(m) or tag == m.__name__)]
+            annotation = models[0] if models else _member_named(members, str(tag))
+            continue
+        annotation = members[0]
+        step = steps.pop(0)
+        path.append(str(step))
+        if _is_model(annotation):
+            field = annotation.model_fields.get(step)
+            if field is None:
+                break
+            annotation = field.annotation
+        else:
+            annotation = _item(annotation, step)
+            if steps and steps[0] == "[key]":
+                break
+    return ".".join(path), _plain(annotation)
+
+
+def _plain(annotation: Any) -> Any:
+    while get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    return annotation
+
+
+def _members(annotation: Any) -> list[Any]:
+    """The members of a union, None left out; a type that is no union is its own only member."""
+    annotation = _plain(annotation)
+    if get_origin(annotation) in (Union, types.UnionType):
+        return [m for arg in get_args(annotation) for m in _members(arg) if m is not type(None)]
+    return [annotation]
+
+
+def _member_named(members: list[Any], name: str) -> Any:
+    same = [m for m in members if getattr(get_origin(m) or m, "__name__", "") == name.partition("[")[0]]
+    return same[0] if same else Any
+
+
+def _item(annotation: Any, step: int | str) -> Any:
+    args = get_args(annotation)
+    if get_origin(annotation) is tuple:
+        if len(args) == 2 and args[1] is Ellipsis:
+            return args[0]
+        return args[step] if isinstance(step, int) and step < len(args) else Any
+    return args[-1] if args else Any
+
+
+def _is_model(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def _tags(model: Any, key: str) -> tuple[Any, ...]:
+    field = model.model_fields.get(key) if _is_model(model) else None
+    return get_args(field.annotation) if field is not None and get_origin(field.annotation) is Literal else ()
+
+
+def _all_tags(model: type[BaseModel]) -> list[Any]:
+    return [tag for name in model.model_fields for tag in _tags(model, name)]
+
+
+def _paths(model: type[BaseModel], before: str = "", depth: int = 0) -> list[tuple[str, type[BaseModel]]]:
+    """Dotted paths of all keys of ``model`` and of the configurations inside it, each with its owner."""
+    result = [(before + name, model) for name in model.model_fields]
+    if depth < 4:
+        for name, field in model.model_fields.items():
+            for member in _members(field.annotation):
+                if _is_model(member):
+                    result += _paths(member, f"{before}{name}.", depth + 1)
+    return result
+
+
+def _either(words: list[str]) -> str:
+    return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

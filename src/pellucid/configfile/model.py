@@ -1,0 +1,89 @@
+"""``Config``: the base of every configuration."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from pellucid.configfile import text as yaml_text
+from pellucid.configfile.explain import explain
+from pellucid.configfile.files import read_mapping
+from pellucid.configfile.overrides import apply_overrides
+from pellucid.errors import ConfigError
+
+
+class Config(BaseModel):
+    """Frozen, strict, without unknown keys. Bad input raises one :class:`ConfigError` listing every problem.
+
+    Sequences are tuples (lists are accepted for them); a whole number is accepted for a float; nothing else
+    is converted: text is not a number, a boolean is not an integer, NaN and infinity are not numbers. A
+    choice between parts is a union told apart by ``kind`` (``Field(discriminator="kind")``). Paths are text.
+    """
+
+    model_config = ConfigDict(
+        frozen=True,
+        strict=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        validate_default=True,
+        use_attribute_docstrings=True,
+    )
+
+    def __init__(self, /, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise ConfigError(explain(type(self), error)) from None
+
+    # Without this mark pydantic would build nested configurations through __init__ too, and lose their paths.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lists_are_tuples(cls, values: Any) -> Any:
+        return {key: _tuples(value) for key, value in values.items()} if isinstance(values, dict) else values
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
+        """The configuration that a mapping (of a file, say) describes."""
+        if not isinstance(mapping, Mapping):
+            raise ConfigError(
+                f"{cls.__name__} is made from a mapping of keys to values, not from {yaml_text.show(mapping)}"
+            )
+        odd = [key for key in mapping if not isinstance(key, str)]
+        if odd:
+            raise ConfigError(f"the key {yaml_text.show(odd[0])} is not text, put it in quotes")
+        return cls(**mapping)
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> Self:
+        """The configuration of a YAML or JSON file, with ``["a.b=c", …]`` laid over it."""
+        mapping = apply_overrides(read_mapping(path), overrides)
+        try:
+            return cls.from_mapping(mapping)
+        except ConfigError as error:
+            raise ConfigError(f"{os.fspath(path)}: {error}") from None
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy; with ``update`` the changed fields are checked like all others."""
+        if not update:
+            return super().model_copy(deep=deep)
+        kept = {name: getattr(self, name) for name in type(self).model_fields}
+        return self.from_mapping({**kept, **update})
+
+    @classmethod
+    def json_schema(cls) -> dict[str, Any]:
+        """The JSON schema of this configuration, for editors and other programs."""
+        return cls.model_json_schema()
+
+
+def to_yaml(config: Config) -> str:
+    """``config`` as YAML, in the order of its fields; reading it back gives an equal configuration."""
+    return yaml_text.dump(config.model_dump(mode="json"))
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value

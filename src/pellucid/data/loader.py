@@ -1,0 +1,219 @@
+"""``Loader``: batches without end, shuffled by a seed, shared out by rank, and resumed at any batch exactly.
+
+The stream is one sequence of rows: epoch after epoch, each a new shuffle of all rows. Batch i takes the next
+``world_size · batch_size`` rows and rank r the r-th ``batch_size`` of them, so all batches are full and have
+one shape, ranks never share a row, each row comes once an epoch, and one number says where the stream is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from pellucid.data.batch import Batch
+from pellucid.data.objectives import causal
+from pellucid.data.packing import cut
+from pellucid.data.store import Progress, TokenStore
+from pellucid.data.text import Corpus, Split
+from pellucid.data.tokenizer import Tokenizer
+from pellucid.errors import ConfigError, DataError
+from pellucid.visibility import Layout, Run
+
+Objective = Callable[[Batch], Batch]
+
+
+class Loader:
+    """An iterator of :class:`Batch`: ``next(loader)`` for ever, or :meth:`once` for one pass in order."""
+
+    def __init__(
+        self,
+        documents: TokenStore | Iterable[Sequence[int]],
+        *,
+        batch_size: int,
+        length: int,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        objective: Objective = causal,
+        join: bool = True,
+    ) -> None:
+        _check(batch_size, seed, rank, world_size)
+        store = documents if isinstance(documents, TokenStore) else TokenStore.of(documents)
+        rows = list(cut(store.lengths.tolist(), length, join=join))
+        if not rows:
+            raise DataError(f"the {len(store)} documents hold no token; give documents that are not empty")
+        self.store, self.batch_size, self.length, self.seed = store, batch_size, length, seed
+        self.rank, self.world_size, self.objective = rank, world_size, objective
+        pieces = np.array([piece for row in rows for piece in row], dtype=np.int64)
+        self._document = pieces[:, 0]
+        self._start = store.bounds[pieces[:, 0]] + pieces[:, 1]
+        self._size = pieces[:, 2] - pieces[:, 1]
+        self._row = np.cumsum([0, *map(len, rows)])
+        self._orders: dict[int, np.ndarray] = {}
+        self._batch = 0
+        self._data = hashlib.sha256(f"{store.digest()} {length} {join}".encode()).hexdigest()
+
+    @classmethod
+    def from_corpus(
+        cls,
+        corpus: Corpus,
+        tokenizer: Tokenizer,
+        split: Split = "train",
+        *,
+        progress: Progress | None = None,
+        **settings: Any,
+    ) -> Loader:
+        """Tokenise one side of ``corpus``; ``settings`` are the constructor's."""
+        return cls(TokenStore.from_corpus(corpus, tokenizer, split, progress=progress), **settings)
+
+    # ---- facts
+
+    @property
+    def rows(self) -> int:
+        """Rows in an epoch, over all ranks."""
+        return len(self._row) - 1
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all documents, each counted once."""
+        return len(self.store.tokens)
+
+    @property
+    def counted(self) -> int:
+        """Pairs (token, next token) in an epoch, over all ranks: what the causal objective counts."""
+        return int(np.maximum(self.store.lengths - 1, 0).sum())
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the documents' text (0 where only ids were given)."""
+        return self.store.bytes
+
+    @property
+    def batches(self) -> int:
+        """Batches given so far, which is the number of the next."""
+        return self._batch
+
+    @property
+    def epoch(self) -> float:
+        """Epochs given so far."""
+        return self._batch * self.world_size * self.batch_size / self.rows
+
+    # ---- batches
+
+    def __iter__(self) -> Loader:
+        return self
+
+    def __next__(self) -> Batch:
+        batch = self.batch(self._batch)
+        self._batch += 1
+        return batch
+
+    def batch(self, number: int) -> Batch:
+        """Batch ``number`` of this rank's stream, wherever the stream is now."""
+        return self._assemble(self._rows_of(number))
+
+    def names(self, number: int | None = None) -> list[str]:
+        """The documents that a batch (default: the last one given) holds tokens of, in order, each once."""
+        last = max(self._batch - 1, 0) if number is None else number
+        pieces = np.concatenate([np.arange(self._row[r], self._row[r + 1]) for r in self._rows_of(last)])
+        return [self.store.name(document) for document in dict.fromkeys(self._document[pieces].tolist())]
+
+    def once(self) -> Iterator[Batch]:
+        """Each row of all ranks once, in order and unshuffled; the stream stays where it is.
+
+        Every rank gives the same number of batches of one shape: rows missing at the end are padding.
+        """
+        together = self.world_size * self.batch_size
+        for first in range(0, self.rows, together):
+            begin = first + self.rank * self.batch_size
+            yield self._assemble(np.arange(begin, max(begin, min(begin + self.batch_size, self.rows))))
+
+    def _rows_of(self, number: int) -> np.ndarray:
+        begin = (number * self.world_size + self.rank) * self.batch_size
+        epochs, places = np.divmod(np.arange(begin, begin + self.batch_size), self.rows)
+        return np.array(
+            [self._order(epoch)[place] for epoch, place in zip(epochs.tolist(), places, strict=True)]
+        )
+
+    def _order(self, epoch: int) -> np.ndarray:
+        """The shuffle of an epoch: rows sorted by raw random bits, which numpy never changes between versions."""
+        if epoch not in self._orders:
+            if len(self._orders) >= 2:
+                del self._orders[next(iter(self._orders))]
+            bits = np.random.PCG64(np.random.SeedSequence([self.seed, epoch])).random_raw(self.rows)
+            self._orders[epoch] = np.argsort(bits, kind="stable")
+        return self._orders[epoch]
+
+    def _assemble(self, rows: np.ndarray) -> Batch:
+        """These rows, then rows of padding, as a labelled batch: gathered piece by piece without a loop over tokens."""
+        held = self._row[rows + 1] - self._row[rows]
+        pieces, number = _ranges(self._row[rows], held)
+        sizes = self._size[pieces]
+        source, position = _ranges(self._start[pieces], sizes)
+        before = np.cumsum(sizes) - sizes
+        row = np.repeat(np.arange(len(rows)), held)
+        row_begins = before[np.cumsum(held) - held]  # tokens before each row's first piece
+        starts = before - row_begins[row]
+        target = np.repeat(row * self.length + starts, sizes) + position
+        fields = np.zeros((3, self.batch_size * self.length), dtype=np.int64)
+        fields[0, target] = self.store.tokens[source]
+        fields[1, target] = position
+        fields[2, target] = np.repeat(number + 1, sizes)
+        tokens, positions, segments = torch.from_numpy(fields).view(3, self.batch_size, self.length).unbind()
+        columns = (row, starts, starts + sizes, number + 1, np.zeros_like(row))
+        runs = tuple(map(Run._make, zip(*(column.tolist() for column in columns), strict=True)))
+        layout = Layout(self.batch_size, self.length, runs)
+        return self.objective(Batch(tokens, positions, segments, layout=layout))
+
+    # ---- where the stream is
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "data": self._data,
+            "rows": self.rows,
+            "length": self.length,
+            "seed": self.seed,
+            "world_size": self.world_size,
+            "batch_size": self.batch_size,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the stream is, and of what stream; plain values, the same on every rank."""
+        return {"batch": self._batch, **self._identity()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on exactly where ``state`` was taken; the state of another stream is refused."""
+        own = self._identity()
+        if set(state) != {"batch", *own}:
+            wanted = ", ".join(sorted({"batch", *own}))
+            raise DataError(f"this is not a loader's state: it has {sorted(map(str, state))}, not {wanted}")
+        for name, value in own.items():
+            if state[name] != value:
+                raise DataError(
+                    f"the state was taken with {name} {state[name]!r}, but this loader has {value!r}; "
+                    "resume with the same data and settings, or start a new run"
+                )
+        batch = state["batch"]
+        if isinstance(batch, bool) or not isinstance(batch, int) or batch < 0:
+            raise DataError(f"the state's batch is {batch!r}; it should be a number of batches, 0 or more")
+        self._batch = batch
+
+
+def _check(batch_size: int, seed: int, rank: int, world_size: int) -> None:
+    if batch_size < 1:
+        raise ConfigError(f"batch_size is {batch_size}; give 1 row or more")
+    if seed < 0:
+        raise ConfigError(f"seed is {seed}; give 0 or a positive number")
+    if not 0 <= rank < world_size:
+        raise ConfigError(f"rank is {rank} and world_size {world_size}; ranks are 0 … world_size-1")
+
+
+def _ranges(starts: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The ranges ``starts … starts + sizes - 1`` end to end, and the place of each element within its range."""
+    begins = np.cumsum(sizes) - sizes
+    place = np.arange(int(sizes.sum())) - np.repeat(begins, sizes)
+    return np.repeat(starts, sizes) + place, place

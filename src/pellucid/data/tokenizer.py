@@ -1,0 +1,265 @@
+"""``Tokenizer``: text to ids and back, without a loss and without a way for text to forge a special token.
+
+A thin class over byte-level BPE from ``tokenizers``; ``tokenizer.json`` is the file that everyone reads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as _Backend
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from pellucid.data.files import plain
+from pellucid.errors import DataError, UnsupportedError
+
+BEGIN, END, PAD = "<|begin|>", "<|end|>", "<|pad|>"
+"""The special tokens of a tokenizer trained here: a document's start, its end, and padding."""
+
+_BEGIN_NAMES = (BEGIN, "<s>", "<|begin_of_text|>", "<bos>", "<|endoftext|>", "[CLS]")
+_END_NAMES = (END, "</s>", "<|end_of_text|>", "<eos>", "<|endoftext|>", "[SEP]")
+_PAD_NAMES = (PAD, "<pad>", "[PAD]")
+_SMALLEST = 256 + 3
+_LARGEST_FILE = 256 << 20
+_LARGEST_ID = 1 << 24
+_SLICE = 1 << 20
+
+# Byte-level BPE writes each byte as one visible character: printable Latin-1 as itself, the rest from U+0100 on.
+_VISIBLE = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+_HIDDEN = sorted(set(range(256)) - _VISIBLE)
+_BYTE_OF = {chr(byte): byte for byte in _VISIBLE} | {chr(256 + n): byte for n, byte in enumerate(_HIDDEN)}
+
+# A newline between two words: the pre-tokenizer always cuts before it, so that cutting there changes nothing.
+_CUT = re.compile(r"(?<=\S)(?=\n\S)")
+
+# Threads are wanted, but a forked child has none of them and would wait for ever: there it works alone.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: os.environ.update(TOKENIZERS_PARALLELISM="false"))
+
+
+class Tokenizer:
+    """Byte-level BPE. ``decode(encode(text)) == text`` for every text; ``train`` or ``load`` makes one."""
+
+    def __init__(self, backend: _Backend) -> None:
+        backend.encode_special_tokens = True  # "<|end|>" in somebody's text is seven ordinary bytes
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self._added = backend.get_added_tokens_decoder()
+        self._tokens = {id_: token for token, id_ in backend.get_vocab(with_added_tokens=True).items()}
+        specials = {token.content: id_ for id_, token in self._added.items() if token.special}
+        self.bos_id, self.eos_id, self.pad_id = (
+            next((specials[name] for name in names if name in specials), None)
+            for names in (_BEGIN_NAMES, _END_NAMES, _PAD_NAMES)
+        )
+        self._control = {id_ for id_ in (self.bos_id, self.eos_id, self.pad_id) if id_ is not None}
+        self._byte_level = isinstance(backend.decoder, decoders.ByteLevel)
+        ours = json.loads(pre_tokenizers.ByteLevel(add_prefix_space=False).__getstate__())
+        parts = json.loads(backend.to_str())
+        self._sliceable = parts["pre_tokenizer"] == ours and parts["normalizer"] is None and self._byte_level
+
+    @classmethod
+    def train(cls, texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
+        """Learn up to ``vocab_size`` tokens from ``texts``: 256 bytes, three specials, and merges while pairs last."""
+        if vocab_size < _SMALLEST:
+            raise DataError(
+                f"vocab_size is {vocab_size}, but the 256 bytes and 3 special tokens need {_SMALLEST}; "
+                f"set vocab_size to {_SMALLEST} or more"
+            )
+        backend = _Backend(models.BPE())
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            special_tokens=[BEGIN, END, PAD],
+            show_progress=False,
+        )
+        seen = 0
+
+        def checked() -> Iterator[str]:
+            nonlocal seen
+            for text in texts:
+                seen += bool(_checked(text))
+                yield text
+
+        backend.train_from_iterator(checked(), trainer)
+        if not seen:
+            raise DataError(
+                "there is no text to train a tokenizer on; give at least one text that is not empty"
+            )
+        return cls(backend)
+
+    # ---- text to ids
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of ``text``, without begin or end; special tokens spelt out in it are ordinary bytes."""
+        return self.encode_many([text])[0]
+
+    def encode_document(self, text: str) -> list[int]:
+        """``[begin] + ids + [end]``: how a document is trained on (a loaded tokenizer without one goes without)."""
+        return self.as_document(self.encode(text))
+
+    def as_document(self, ids: Sequence[int]) -> list[int]:
+        """Already encoded ``ids`` between begin and end: the one place that adds them."""
+        begin = [] if self.bos_id is None else [self.bos_id]
+        end = [] if self.eos_id is None else [self.eos_id]
+        return [*begin, *ids, *end]
+
+    def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
+        """:meth:`encode` for many texts, on all cores; long texts are shared out too."""
+        pieces = [list(self._slices(_checked(text))) for text in texts]
+        flat = [piece for slices in pieces for piece in slices]
+        encoded = iter(self._backend.encode_batch_fast(flat, add_special_tokens=False))
+        result = [[id_ for _ in slices for id_ in next(encoded).ids] for slices in pieces]
+        if not self._byte_level:
+            for ids in result:
+                self._refuse_forged(ids)
+        return result
+
+    def _slices(self, text: str, size: int = _SLICE) -> Iterator[str]:
+        """``text`` in slices of about ``size`` whose ids join up to those of the whole."""
+        start = 0
+        while self._sliceable and len(text) - start > size:
+            cut = _CUT.search(text, start + size)
+            if cut is None:
+                break
+            yield text[start : cut.start()]
+            start = cut.start()
+        yield text[start:]
+
+    def _refuse_forged(self, ids: Sequence[int]) -> None:
+        forged = self._control.intersection(ids)
+        if forged:
+            token = self._tokens[min(forged)]
+            raise DataError(
+                f"the text spells the special token {token!r}, and this tokenizer has no other way to write it; "
+                "take it out of the text"
+            )
+
+    # ---- ids to text
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+        """The text of ``ids``; bytes that are no whole character (a cut one) become U+FFFD."""
+        ids = [int(id_) for id_ in ids]
+        for id_ in ids:
+            self._known(id_)
+        if not self._byte_level:
+            return str(self._backend.decode(ids, skip_special_tokens=skip_special))
+        pieces = (
+            self.token_bytes(id_) or (b"" if skip_special else self._tokens[id_].encode()) for id_ in ids
+        )
+        return b"".join(pieces).decode("utf-8", errors="replace")
+
+    def token_bytes(self, id_: int) -> bytes:
+        """Exactly the bytes that token ``id_`` stands for; none for a special token."""
+        token = self._known(id_)
+        if id_ in self._added:
+            return b"" if self._added[id_].special else token.encode()
+        if not self._byte_level:
+            raise UnsupportedError(
+                "the bytes of single tokens are known only for a byte-level tokenizer, and this one is not; "
+                "decode whole sequences instead"
+            )
+        if not all(character in _BYTE_OF for character in token):
+            return token.encode()
+        return bytes(_BYTE_OF[character] for character in token)
+
+    def _known(self, id_: int) -> str:
+        token = self._tokens.get(id_)
+        if token is None:
+            raise DataError(f"token id {id_} is not one of the {len(self._tokens)} ids of this tokenizer")
+        return token
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id: how many rows an embedding needs."""
+        return max(self._tokens) + 1
+
+    # ---- on disk
+
+    def to_json(self) -> str:
+        """The whole tokenizer as canonical JSON (keys sorted, no spaces)."""
+        parts = json.loads(self._backend.to_str())
+        return json.dumps(parts, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+    def digest(self) -> str:
+        """SHA-256 of :meth:`to_json`, in hexadecimal."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write ``tokenizer.json`` to ``path``; the file is whole or not there."""
+        target = Path(path)
+        temporary = None
+        try:
+            with tempfile.NamedTemporaryFile(
+                "wb", dir=target.parent, prefix=".tokenizer-", delete=False
+            ) as file:
+                temporary = file.name
+                file.write(self.to_json().encode())
+            os.replace(temporary, target)
+        except OSError as error:
+            if temporary is not None:
+                Path(temporary).unlink(missing_ok=True)
+            raise DataError(f"cannot write the tokenizer to {plain(target)}: {error.strerror}") from error
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Tokenizer:
+        """Read a ``tokenizer.json``, ours or another's; begin, end and padding are found by their usual names."""
+        where = plain(path)
+        try:
+            if Path(path).is_dir():
+                raise DataError(f"{where} is a directory; name the tokenizer.json in it")
+            with open(path, "rb") as file:
+                data = file.read(_LARGEST_FILE + 1)
+        except OSError as error:
+            raise DataError(f"cannot read the tokenizer {where}: {error.strerror}") from error
+        if len(data) > _LARGEST_FILE:
+            raise DataError(
+                f"the tokenizer {where} is larger than {_LARGEST_FILE >> 20} MiB; is it a tokenizer.json?"
+            )
+        try:
+            return cls._from_json(data.decode("utf-8"))
+        except ValueError as error:
+            raise DataError(
+                f"{where} is not a whole tokenizer.json ({plain(error)}); copy it again"
+            ) from error
+
+    @classmethod
+    def _from_json(cls, text: str) -> Tokenizer:
+        try:
+            backend = _Backend.from_str(text)
+        except Exception as error:
+            raise ValueError(str(error)) from error
+        ids = backend.get_vocab(with_added_tokens=True).values()
+        if not ids or max(ids) > _LARGEST_ID:
+            raise ValueError(
+                f"its ids should lie in 0 … {_LARGEST_ID}, but {max(ids, default='none')} was found"
+            )
+        return cls(backend)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._from_json, (self.to_json(),)
+
+    def __repr__(self) -> str:
+        return f"Tokenizer(vocab_size={self.vocab_size}, bos_id={self.bos_id}, eos_id={self.eos_id}, pad_id={self.pad_id})"
+
+
+def _checked(text: str) -> str:
+    """``text``, which UTF-8 can write; lone surrogates are refused by position."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"character {error.start} of the text is the lone surrogate U+{ord(text[error.start]):04X}, which is "
+            "no character; decode the text anew, or replace it"
+        ) from error
+    return text

@@ -1,0 +1,105 @@
+"""``attend``: the only function that runs attention.
+
+Who sees whom is said by a rule and two sets of coordinates; which kernel does the work is chosen from facts that
+the host knows. Every backend gives what :mod:`~pellucid.nn.backends.reference` gives, or raises.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from pellucid.errors import ShapeError, UnsupportedError
+from pellucid.nn.backends import ragged, reference, sdpa
+from pellucid.nn.backends.call import Call
+from pellucid.shapes import Float, Tensor
+from pellucid.visibility import Coordinates, Rule
+
+Backend = Literal["auto", "reference", "sdpa", "ragged"]
+BACKENDS: tuple[str, ...] = get_args(Backend)
+
+
+def attend(
+    q_BTNH: Float[Tensor, "B T N H"],
+    k_BSKH: Float[Tensor, "B S K H"],
+    v_BSKU: Float[Tensor, "B S K U"],
+    *,
+    rule: Rule,
+    queries: Coordinates,
+    keys: Coordinates,
+    scale: float | None = None,
+    softcap: float | None = None,
+    bias: Float[Tensor, "#B #N T S"] | None = None,
+    sink_logits: Float[Tensor, "N"] | None = None,
+    dropout: float = 0.0,
+    backend: Backend = "auto",
+) -> Float[Tensor, "B T N U"]:
+    """Scaled dot-product attention (Vaswani et al. 2017, §3.2.1) of ``q`` over the keys that ``rule`` lets it see.
+
+    Query head n reads key/value head ``n // (N / K)`` (grouped-query attention, Ainslie et al. 2023).
+    ``scale`` defaults to ``H ** -0.5``. ``softcap`` c bends scores to ``c · tanh(score / c)``; ``bias`` is added after
+    it; ``sink_logits`` join each softmax as a key without a value. ``dropout`` is the probability with which a weight
+    is dropped *in this call*: pass 0 outside training.
+
+    A query that sees nothing gives exactly 0. Hidden content never matters, not even NaN; a NaN that is visible
+    makes the output NaN.
+
+    Raises:
+        ShapeError: sizes that do not fit.
+        UnsupportedError: the backend named cannot do what was asked.
+    """
+    call = Call(q_BTNH, k_BSKH, v_BSKU, rule, queries, keys, scale, softcap, bias, sink_logits, dropout)
+    _check(call)
+    chosen = choose(call) if backend == "auto" else backend
+    match chosen:
+        case "reference":
+            return reference.attend(call)
+        case "sdpa":
+            return sdpa.attend(call)
+        case "ragged":
+            return ragged.attend(call)
+    raise UnsupportedError(f"there is no attention backend {backend!r}; choose one of {', '.join(BACKENDS)}")
+
+
+def choose(call: Call) -> str:
+    """The fastest backend that can do what is asked, from layout facts alone."""
+    if sdpa.refusal(call):
+        return "reference"
+    if ragged.refusal(call) is None and ragged.pays(call):
+        return "ragged"
+    return "sdpa"
+
+
+def probabilities(
+    q_BTNH: Float[Tensor, "B T N H"],
+    k_BSKH: Float[Tensor, "B S K H"],
+    *,
+    rule: Rule,
+    queries: Coordinates,
+    keys: Coordinates,
+    scale: float | None = None,
+    softcap: float | None = None,
+    bias: Float[Tensor, "#B #N T S"] | None = None,
+    sink_logits: Float[Tensor, "N"] | None = None,
+) -> Float[Tensor, "B N T S"]:
+    """The attention weights themselves, by the reference path: hidden keys have weight exactly 0."""
+    call = Call(q_BTNH, k_BSKH, k_BSKH, rule, queries, keys, scale, softcap, bias, sink_logits, 0.0)
+    _check(call)
+    return reference.probabilities(call)
+
+
+def _check(call: Call) -> None:
+    (b, t, n, h), (kb, s, k, kh), v = call.q.shape, call.k.shape, call.v.shape
+    if kb != b or kh != h or v[:3] != call.k.shape[:3]:
+        raise ShapeError(
+            f"queries {tuple(call.q.shape)}, keys {tuple(call.k.shape)} and values {tuple(v)} do not fit: rows and head "
+            "size must agree, and keys and values must have the same slots and heads"
+        )
+    if n % k:
+        raise ShapeError(f"{n} query heads cannot share {k} key/value heads evenly; make {n} a multiple of {k}")
+    for name, coordinates, want in (("queries", call.queries, (b, t)), ("keys", call.keys, (b, s))):
+        if coordinates.shape != want:
+            raise ShapeError(f"the coordinates of the {name} are {coordinates.shape}, but the tensors have {want}")
+    if call.softcap is not None and not call.softcap > 0:
+        raise ShapeError(f"softcap is {call.softcap}, but must be above 0; leave it out for none")
+    if not 0 <= call.dropout < 1:
+        raise ShapeError(f"dropout is {call.dropout}, but a probability below 1 is needed")

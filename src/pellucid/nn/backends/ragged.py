@@ -1,0 +1,157 @@
+"""Attention document by document: no work on padding, none between documents.
+
+Rows are cut into their runs with one ``split`` and put together with one ``cat``, so that the backward pass costs
+what the forward pass does.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+
+import torch
+
+from pellucid.errors import UnsupportedError
+from pellucid.nn.backends import sdpa
+from pellucid.nn.backends.call import Call
+from pellucid.shapes import Tensor
+from pellucid.visibility import Coordinates, Layout, Run
+
+# A call for one document costs about as much as this many (query, key) pairs of a dense call (two CPU cores).
+_PAIRS_PER_CALL = 4096
+
+
+def refusal(call: Call) -> str | None:
+    """Why this backend cannot do what is asked (None: it can)."""
+    if call.queries.layout is None or call.keys.layout is None:
+        return "ragged needs coordinates whose layout the host knows (Coordinates(layout=…) or CPU tensors)"
+    if call.bias is not None:
+        return "ragged takes no bias"
+    if not call.rule.positional and (call.queries.groups is None or call.keys.groups is None):
+        return "ragged cannot cut a given mask into documents"
+    return sdpa.refusal(call)
+
+
+def pays(call: Call) -> bool:
+    """Whether going document by document is less work than one dense call."""
+    layout = call.queries.layout
+    if not call.is_self or layout is None or layout.kind == "full":
+        return False
+    pairs = sum((run.stop - run.start) ** 2 for run in layout.runs)
+    return pairs + _PAIRS_PER_CALL * len(layout.runs) < layout.rows * layout.slots**2
+
+
+def attend(call: Call) -> Tensor:
+    """As the reference, one document at a time."""
+    why = refusal(call)
+    if why:
+        raise UnsupportedError(f"{why}; use backend='sdpa', 'reference' or 'auto'")
+    plan, _ = call.queries.once(("ragged", id(call.keys)), lambda: (_plan(call.queries, call.keys), call.keys))
+    q_pieces = _cut(call.q, plan.queries)
+    k_pieces, v_pieces = _cut(call.k, plan.keys), _cut(call.v, plan.keys)
+    outs = []
+    for piece, q in zip(plan.queries, q_pieces, strict=True):
+        memory = plan.memory.get(piece.document) if piece.document else None
+        if memory is None:
+            # padding, or a document without keys: exactly 0, and still part of the graph
+            outs.append(q.new_zeros(*q.shape[:-1], call.v.shape[-1]))
+            continue
+        keys = plan.coordinates[memory]
+        queries = keys if piece.slots == _only_slots(plan, memory) and call.is_self else piece.coordinates
+        part = replace(
+            call,
+            q=q.unsqueeze(0),
+            k=_joined(k_pieces, memory).unsqueeze(0),
+            v=_joined(v_pieces, memory).unsqueeze(0),
+            queries=queries,
+            keys=keys,
+        )
+        outs.append(sdpa.attend(part).squeeze(0))
+    return torch.cat(outs).unflatten(0, call.q.shape[:2])
+
+
+@dataclass(frozen=True, eq=False)
+class _Piece:
+    """Neighbouring slots, counted through all rows: one run, or (document None) the padding between two."""
+
+    slots: tuple[int, int]
+    document: tuple[int, int] | None  # (row, segment)
+    coordinates: Coordinates | None
+
+
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    queries: list[_Piece]
+    keys: list[_Piece]
+    memory: dict[tuple[int, int], tuple[int, ...]]  # document -> its pieces of the keys
+    coordinates: dict[tuple[int, ...], Coordinates]
+
+
+def _plan(queries: Coordinates, keys: Coordinates) -> _Plan:
+    query_pieces, key_pieces = _pieces(queries), _pieces(keys)
+    grouped: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for index, piece in enumerate(key_pieces):
+        if piece.document:
+            grouped[piece.document].append(index)
+    memory = {document: tuple(indices) for document, indices in grouped.items()}
+    joined = {indices: _join_coordinates([key_pieces[i] for i in indices]) for indices in memory.values()}
+    return _Plan(query_pieces, key_pieces, memory, joined)
+
+
+def _pieces(coordinates: Coordinates) -> list[_Piece]:
+    layout = coordinates.layout
+    assert layout is not None
+    pieces: list[_Piece] = []
+    done = 0
+    for run in sorted(layout.runs):
+        start, stop = run.row * layout.slots + run.start, run.row * layout.slots + run.stop
+        if start > done:
+            pieces.append(_Piece((done, start), None, None))
+        pieces.append(_Piece((start, stop), (run.row, run.segment), _of_run(coordinates, run)))
+        done = stop
+    if done < layout.rows * layout.slots:
+        pieces.append(_Piece((done, layout.rows * layout.slots), None, None))
+    return pieces
+
+
+def _of_run(whole: Coordinates, run: Run) -> Coordinates:
+    row, slots = slice(run.row, run.row + 1), slice(run.start, run.stop)
+    length = run.stop - run.start
+    layout = Layout(1, length, (Run(0, 0, length, run.segment, run.first),))
+    groups = None if whole.groups is None else whole.groups[row, slots]
+    return Coordinates(whole.positions[row, slots], whole.segments[row, slots], groups, layout)
+
+
+def _join_coordinates(pieces: list[_Piece]) -> Coordinates:
+    parts = [piece.coordinates for piece in pieces if piece.coordinates is not None]
+    if len(parts) == 1:
+        return parts[0]
+    runs: list[Run] = []
+    for part in parts:
+        assert part.layout is not None
+        (run,) = part.layout.runs
+        start = runs[-1].stop if runs else 0
+        follows = bool(runs) and run.first == runs[-1].first + runs[-1].stop - runs[-1].start
+        if follows:
+            runs[-1] = runs[-1]._replace(stop=start + run.stop)
+        else:
+            runs.append(run._replace(start=start, stop=start + run.stop))
+    groups = [part.groups for part in parts if part.groups is not None]
+    return Coordinates(
+        torch.cat([part.positions for part in parts], 1),
+        torch.cat([part.segments for part in parts], 1),
+        torch.cat(groups, 1) if groups else None,
+        Layout(1, runs[-1].stop, tuple(runs)),
+    )
+
+
+def _only_slots(plan: _Plan, memory: tuple[int, ...]) -> tuple[int, int] | None:
+    return plan.keys[memory[0]].slots if len(memory) == 1 else None
+
+
+def _cut(x_BTNH: Tensor, pieces: list[_Piece]) -> tuple[Tensor, ...]:
+    return x_BTNH.flatten(0, 1).split([piece.slots[1] - piece.slots[0] for piece in pieces])
+
+
+def _joined(pieces: tuple[Tensor, ...], indices: tuple[int, ...]) -> Tensor:
+    return pieces[indices[0]] if len(indices) == 1 else torch.cat([pieces[i] for i in indices])

@@ -1,0 +1,46 @@
+"""Attention as it is written on paper: every score in float32, the mask selected, nothing fused. The truth."""
+
+import torch
+
+from pellucid.nn.backends.call import Call, made_finite, made_loud
+from pellucid.shapes import Tensor
+
+
+def attend(call: Call) -> Tensor:
+    """``softmax(scale · q kᵀ) v`` over visible keys; ``[B, T, N, U]``."""
+    k, v, bad_BS = made_finite(call.k, call.v)
+    weights_BKGTS = _weights(call, k)
+    if call.dropout:
+        weights_BKGTS = torch.dropout(weights_BKGTS, call.dropout, train=True)
+    out_BTKGU = torch.einsum("bkgts,bsku->btkgu", weights_BKGTS, v.to(weights_BKGTS.dtype))
+    out_BTNU = out_BTKGU.flatten(2, 3).to(call.q.dtype)
+    return made_loud(out_BTNU, bad_BS, call.rule.mask(call.queries, call.keys))
+
+
+def probabilities(call: Call) -> Tensor:
+    """The weights, ``[B, N, T, S]``."""
+    k, _, _ = made_finite(call.k, call.v)
+    return _weights(call, k).flatten(1, 2)
+
+
+def _weights(call: Call, k: Tensor) -> Tensor:
+    b, t, n, _ = call.q.shape
+    heads = k.shape[2]
+    exact = torch.float64 if call.q.dtype == torch.float64 else torch.float32
+    q_BTKGH = (call.q.to(exact) * call.factor).unflatten(2, (heads, n // heads))
+    with torch.autocast(call.q.device.type, enabled=False):
+        scores = torch.einsum("btkgh,bskh->bkgts", q_BTKGH, k.to(exact))
+    if call.softcap is not None:
+        scores = call.softcap * torch.tanh(scores / call.softcap)
+    if call.bias is not None:
+        scores = scores + call.bias.to(exact).expand(b, n, t, -1).unflatten(1, (heads, n // heads))
+    mask = call.rule.mask(call.queries, call.keys).unsqueeze(2)  # [B, 1, 1, T, S]
+    if call.sink_logits is not None:
+        sinks = call.sink_logits.to(exact).view(1, heads, n // heads, 1, 1).expand(b, -1, -1, t, 1)
+        scores = torch.cat([scores, sinks], -1)
+        mask = torch.cat([mask, mask.any(-1, keepdim=True)], -1)
+    # Select, never add. A row that sees nothing gets scores of 0, so that its gradient is finite, and weights of 0.
+    fill = torch.where(mask.any(-1, keepdim=True), float("-inf"), 0.0).to(exact)
+    weights = torch.softmax(torch.where(mask, scores, fill), -1)
+    weights = torch.where(mask, weights, torch.zeros((), dtype=exact, device=weights.device))
+    return weights if call.sink_logits is None else weights[..., :-1]

@@ -1,0 +1,103 @@
+"""``torch.nn.functional.scaled_dot_product_attention``, with its gaps filled.
+
+Its ``is_causal`` counts slots from the first row and column, so it is used only where that *is* the rule: one whole
+document in each row, attending to itself. Everything else gets the mask.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from pellucid.errors import UnsupportedError
+from pellucid.nn.backends.call import Call, made_finite, made_loud
+from pellucid.shapes import Tensor
+from pellucid.visibility import Coordinates, Rule, everything
+from pellucid.visibility.rules import is_everything, is_plain_causal
+
+
+def refusal(call: Call) -> str | None:
+    """Why this backend cannot do what is asked (None: it can)."""
+    if call.softcap is not None:
+        return "sdpa has no softcap"
+    if call.sink_logits is not None:
+        return "sdpa has no sink logits"
+    return None
+
+
+def attend(call: Call) -> Tensor:
+    """As the reference, by torch's fused kernels."""
+    why = refusal(call)
+    if why:
+        raise UnsupportedError(f"{why}; use backend='reference' or 'auto'")
+    k, v, bad_BS = made_finite(call.k, call.v)
+    shortcut = None if call.bias is not None else _shortcut(call.rule, call.queries, call.keys)
+    if shortcut is None:
+        mask, seeing_BT = _safe_mask(call)
+    else:
+        mask, seeing_BT = None, None
+    out = _kernel(call, k, v, mask, is_causal=shortcut == "causal")
+    if seeing_BT is not None:
+        out = torch.where(seeing_BT[:, :, None, None], out, torch.zeros((), dtype=out.dtype, device=out.device))
+    if bad_BS is None:
+        return out
+    return made_loud(out, bad_BS, call.rule.mask(call.queries, call.keys))
+
+
+def _kernel(call: Call, k: Tensor, v: Tensor, mask: Tensor | None, *, is_causal: bool) -> Tensor:
+    q = call.q
+    heads, kv_heads = q.shape[2], k.shape[2]
+    if q.shape[1] == 1 and mask is None and kv_heads < heads:
+        # One new token: the query heads of a group are rows over the same keys, and no key is copied.
+        folded = scaled_dot_product_attention(
+            q[:, 0].unflatten(1, (kv_heads, -1)), k.transpose(1, 2), v.transpose(1, 2), dropout_p=call.dropout, scale=call.factor
+        )
+        return folded.flatten(1, 2).unsqueeze(1)
+    out_BNTU = scaled_dot_product_attention(
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        attn_mask=mask,
+        dropout_p=call.dropout,
+        is_causal=is_causal,
+        scale=call.factor,
+        enable_gqa=kv_heads < heads,
+    )
+    return out_BNTU.transpose(1, 2)
+
+
+def _shortcut(rule: Rule, queries: Coordinates, keys: Coordinates) -> str | None:
+    """``"causal"`` or ``"none"`` where the kernel needs no mask."""
+    query, key = queries.layout, keys.layout
+    if query is None or key is None or query.kind != "full" or key.kind != "full" or not rule.positional:
+        return None
+    if queries is keys and all(run.first == 0 for run in query.runs):
+        if is_plain_causal(rule, query.slots):
+            return "causal"
+        return "none" if is_everything(rule, query.slots) else None
+    newest = query.slots == 1 and all(q.first == k.first + key.slots - 1 for q, k in zip(query.runs, key.runs, strict=True))
+    same = all(q.segment == k.segment for q, k in zip(query.runs, key.runs, strict=True))
+    if not same:
+        return None
+    if newest and all(k.first == 0 for k in key.runs):
+        # the power of two keeps the number of lengths that are looked at small while a cache grows
+        length = 1 << (key.slots - 1).bit_length()
+        return "none" if is_plain_causal(rule, length) or is_plain_causal(rule, key.slots) else None
+    return "none" if rule == everything() else None
+
+
+def _safe_mask(call: Call) -> tuple[Tensor, Tensor | None]:
+    """The mask with blind rows opened (the kernel must not divide by nothing), and which rows see at all (None: all)."""
+    dtype = call.q.dtype
+
+    def make() -> tuple[Tensor, Tensor | None]:
+        mask = call.rule.mask(call.queries, call.keys)
+        seeing = mask.any(-1, keepdim=True)
+        if mask.device.type == "cpu" and bool(seeing.all()):
+            return mask, None
+        return mask | ~seeing, seeing[:, 0, :, 0]
+
+    mask, seeing_BT, _ = call.queries.once(("sdpa", call.rule, id(call.keys)), lambda: (*make(), call.keys))
+    if call.bias is not None:
+        mask = torch.where(mask, call.bias.to(dtype), torch.full((), float("-inf"), dtype=dtype, device=mask.device))
+    return mask, seeing_BT

@@ -1,0 +1,32 @@
+"""Token ids to vectors. Padding enters the stream as exactly 0, whatever its id, table row or position says."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from pellucid.errors import InputError
+from pellucid.shapes import Float, Int, Tensor
+from pellucid.visibility import Coordinates
+
+
+class TokenEmbedding(nn.Embedding):
+    """A table of token vectors that refuses ids outside it (on a CPU, where looking costs nothing)."""
+
+    def forward(self, tokens_BT: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
+        if tokens_BT.device.type == "cpu" and tokens_BT.numel() and not torch.compiler.is_compiling():
+            low, high = (int(x) for x in tokens_BT.aminmax())
+            if low < 0 or high >= self.num_embeddings:
+                wrong = low if low < 0 else high
+                raise InputError(
+                    f"token id {wrong} is outside the vocabulary of {self.num_embeddings}; "
+                    "was the text encoded with another model's tokenizer?"
+                )
+        return super().forward(tokens_BT)
+
+
+def silenced(x_BTD: Float[Tensor, "B T D"], coordinates: Coordinates) -> Float[Tensor, "B T D"]:
+    """``x`` with exactly 0 (and gradient 0) at segment 0, so that no padding, not even NaN, enters the model."""
+    if coordinates.layout is not None and coordinates.layout.kind == "full":
+        return x_BTD
+    return torch.where(coordinates.real[:, :, None], x_BTD, torch.zeros((), dtype=x_BTD.dtype, device=x_BTD.device))

@@ -1,0 +1,149 @@
+"""Optimizers: which parameter is changed by which rule. Each parameter, tied or not, is changed once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from pellucid.errors import CheckpointError
+from pellucid.nn.positions import LearnedPositions
+from pellucid.training import config as cfg
+
+Role = Literal["matrix", "embedding", "head", "vector"]
+
+
+def roles(model: nn.Module) -> dict[str, Role]:
+    """The role of every parameter that is learnt, under its first name; a tied one is listed once.
+
+    ``matrix``: a weight inside the blocks (``model.layers``); ``embedding``: a table that is looked up, also
+    when it is tied to the head; ``head``: another matrix outside the blocks; ``vector``: norms and biases.
+    """
+    tables = {
+        id(parameter)
+        for module in model.modules()
+        if isinstance(module, nn.Embedding | LearnedPositions)
+        for parameter in module.parameters(recurse=False)
+    }
+
+    def role(name: str, parameter: nn.Parameter) -> Role:
+        if id(parameter) in tables:
+            return "embedding"
+        if parameter.dim() < 2:
+            return "vector"
+        return "matrix" if name.startswith("layers.") else "head"
+
+    return {name: role(name, p) for name, p in model.named_parameters() if p.requires_grad}
+
+
+class Optimizers:
+    """One or two torch optimizers, stepped together. Rates are peaks times one multiplier."""
+
+    def __init__(self, names: Mapping[str, nn.Parameter], parts: Mapping[str, torch.optim.Optimizer]) -> None:
+        self.parts = dict(parts)
+        self.parameters = list(names.values())
+        self._names = {id(parameter): name for name, parameter in names.items()}
+        self._peaks = [(group, float(group["lr"])) for part in parts.values() for group in part.param_groups]
+        held = [id(p) for part in parts.values() for group in part.param_groups for p in group["params"]]
+        assert sorted(held) == sorted(self._names), "every parameter belongs to exactly one optimizer"
+
+    def set_rate(self, multiplier: float) -> float:
+        """Set every rate to its peak times ``multiplier``; returns :attr:`rate`."""
+        for group, peak in self._peaks:
+            group["lr"] = peak * multiplier
+        return self.rate
+
+    @property
+    def rate(self) -> float:
+        """The rate that the next step uses: the matrices' one, where there are several."""
+        return float(self._peaks[0][0]["lr"])
+
+    def step(self) -> None:
+        """Change the weights by their gradients."""
+        for part in self.parts.values():
+            part.step()
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Everything the optimizers remember, as ``part/parameter/what``: tensors only, ready for a file."""
+        return {
+            f"{part}/{self._names[id(parameter)]}/{what}": torch.as_tensor(value)
+            for part, optimizer in self.parts.items()
+            for parameter, memory in optimizer.state.items()
+            for what, value in memory.items()
+        }
+
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Give back what :meth:`state_tensors` gave; anything missing, surplus or misshapen is an error."""
+        parameters = {name: p for p in self.parameters for name in [self._names[id(p)]]}
+        memories: dict[str, dict[nn.Parameter, dict[str, Any]]] = {part: {} for part in self.parts}
+        for key, tensor in tensors.items():
+            part, _, rest = key.partition("/")
+            name, _, what = rest.rpartition("/")
+            if part not in self.parts or name not in parameters:
+                raise CheckpointError(f"optimizer state {key!r} belongs to no parameter of this run; was its config changed?")
+            parameter = parameters[name]
+            if tensor.dim() and tensor.shape != parameter.shape:
+                raise CheckpointError(
+                    f"optimizer state {key!r} has shape {tuple(tensor.shape)} but the parameter {tuple(parameter.shape)}"
+                )
+            memories[part].setdefault(parameter, {})[what] = tensor.to(parameter.device, copy=True)
+        for part, memory in memories.items():
+            _check_complete(part, self.parts[part], memory, self._names)
+            self.parts[part].state.clear()
+            self.parts[part].state.update(memory)
+
+
+def _check_complete(
+    part: str,
+    optimizer: torch.optim.Optimizer,
+    memory: Mapping[nn.Parameter, Mapping[str, Any]],
+    names: Mapping[int, str],
+) -> None:
+    """Either nothing was ever stepped, or every parameter remembers the same things."""
+    wanted = {what for held in memory.values() for what in held}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            missing = wanted - set(memory.get(parameter, {}))
+            if missing:
+                raise CheckpointError(f"optimizer state lacks {part}/{names[id(parameter)]}/{min(missing)}")
+
+
+def make_optimizers(model: nn.Module, config: cfg.AdamW | cfg.Muon) -> Optimizers:
+    """The optimizers that ``config`` describes, over every parameter of ``model`` that is learnt."""
+    names = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    by_role = roles(model)
+
+    def those(*wanted: Role) -> list[nn.Parameter]:
+        return [names[name] for name, role in by_role.items() if role in wanted]
+
+    if isinstance(config, cfg.AdamW):
+        return Optimizers(names, {"adamw": _adamw(those("matrix", "head"), those("embedding", "vector"), config)})
+    muon = torch.optim.Muon(
+        those("matrix"),
+        lr=config.rate,
+        momentum=config.momentum,
+        weight_decay=config.weight_decay,
+        adjust_lr_fn=config.adjust,
+    )
+    return Optimizers(names, {"muon": muon, "adamw": _adamw(those("head"), those("embedding", "vector"), config.adamw)})
+
+
+def _adamw(decayed: Iterable[nn.Parameter], others: Iterable[nn.Parameter], config: cfg.AdamW) -> torch.optim.AdamW:
+    groups = [
+        {"params": list(decayed), "weight_decay": config.weight_decay},
+        {"params": list(others), "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=config.rate,
+        betas=config.betas,
+        eps=config.eps,
+        fused=True,
+    )

@@ -1,0 +1,98 @@
+"""One step: forward and backward over micro-batches, one division, one look at the numbers, one change of the weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from pellucid.data.batch import Batch
+from pellucid.errors import ShapeError, TrainingError
+from pellucid.training.optim import Optimizers
+from pellucid.training.precision import Precision, autocast
+
+
+class StepResult(NamedTuple):
+    """What a step saw. ``loss_total / count`` is its loss in nats a token; the norm is the one before clipping."""
+
+    loss_total: float
+    count: int
+    grad_norm: float
+    rate: float
+
+    @property
+    def loss(self) -> float:
+        """Mean loss over the counted positions of the whole step, 0 when there are none."""
+        return self.loss_total / self.count if self.count else 0.0
+
+
+class Where(NamedTuple):
+    """What an error must be able to name."""
+
+    step: int
+    documents: Callable[[], Sequence[str]]
+    last_good: Path | None
+
+
+class NotFiniteError(TrainingError):
+    """A loss or gradient is not finite; the weights are as they were before the step."""
+
+
+def train_step(
+    model: nn.Module,
+    micro_batches: Sequence[Batch],
+    optimizers: Optimizers,
+    *,
+    clip_norm: float | None,
+    where: Where,
+    precision: Precision = "float32",
+) -> StepResult:
+    """Change the weights once, by the gradient of (sum of losses) / (counted positions) over all micro-batches.
+
+    The counted positions are known on the host beforehand, so each micro-batch's share of the gradient is right
+    when it is added, however unevenly they are filled. With nothing to learn from, nothing changes. A loss or a
+    gradient that is not finite raises before any weight is touched.
+    """
+    count = sum(counted(batch) for batch in micro_batches)
+    optimizers.zero_grad()
+    if not count:
+        return StepResult(0.0, 0, 0.0, optimizers.rate)
+    totals = []
+    for batch in micro_batches:
+        if counted(batch):
+            with autocast(precision, batch.tokens.device):
+                loss = model(batch, want="loss").loss
+            (loss.total / count).backward()
+            totals.append(torch.stack([loss.total.detach().double(), loss.count.double()]))
+    gradients = [p.grad for p in optimizers.parameters if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients)
+    total, seen, grad_norm = torch.cat([sum(totals, torch.zeros_like(totals[0])), norm.double()[None]]).tolist()
+    assert seen == count, f"the model counted {seen} positions, the host {count}"
+    _refuse_not_finite(total, grad_norm, optimizers, where)
+    if clip_norm is not None:
+        torch.nn.utils.clip_grads_with_norm_(optimizers.parameters, clip_norm, norm)
+    optimizers.step()
+    return StepResult(total, count, grad_norm, optimizers.rate)
+
+
+def counted(batch: Batch) -> int:
+    """Positions of the batch whose label counts, known without asking a device."""
+    if batch.counted is None:
+        raise ShapeError("a training batch needs labels made on the host; use data.objectives before moving it")
+    return len(batch.counted)
+
+
+def _refuse_not_finite(total: float, norm: float, optimizers: Optimizers, where: Where) -> None:
+    if math.isfinite(total) and math.isfinite(norm):
+        return
+    what = f"the gradient's norm is {norm}" if math.isfinite(total) else f"the loss is {total}"
+    optimizers.zero_grad()
+    documents = ", ".join(where.documents()) or "unknown"
+    raise NotFiniteError(
+        f"step {where.step}: {what}; the weights were not changed. Documents in the batch: {documents}. Last good "
+        f"checkpoint: {where.last_good or 'none yet'}. Lower the rate, lengthen the warm-up, or look at these documents"
+    )

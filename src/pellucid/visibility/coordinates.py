@@ -1,0 +1,123 @@
+"""Where tokens are: explicit positions and segments per row, and what the host knows about them.
+
+Law 1: a slot is not a position. Everything that asks *where* a token is, asks these coordinates;
+nothing counts slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+
+from pellucid.errors import ShapeError
+from pellucid.shapes import Int, Tensor
+
+
+class Run(NamedTuple):
+    """Neighbouring slots ``start … stop-1`` of one row that hold consecutive positions of one document."""
+
+    row: int
+    start: int
+    stop: int
+    segment: int
+    first: int  # the position at ``start``
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the host knows about a batch, so that no choice of a kernel has to ask the device."""
+
+    rows: int
+    slots: int
+    runs: tuple[Run, ...]
+
+    @classmethod
+    def of(cls, positions: ArrayLike, segments: ArrayLike) -> Layout:
+        """Read the runs off ``[B, T]`` positions and segments (lists, arrays or tensors on the host)."""
+        position, segment = np.asarray(positions, dtype=np.int64), np.asarray(segments, dtype=np.int64)
+        rows, slots = segment.shape
+        if not slots:
+            return cls(rows, 0, ())
+        goes_on = (segment[:, 1:] == segment[:, :-1]) & (position[:, 1:] == position[:, :-1] + 1)
+        begins = np.concatenate([np.ones((rows, 1), dtype=bool), ~goes_on], axis=1) & (segment != 0)
+        ends = np.concatenate([~goes_on, np.ones((rows, 1), dtype=bool)], axis=1) & (segment != 0)
+        row, start = np.nonzero(begins)
+        stop = np.nonzero(ends)[1] + 1
+        fields = zip(row, start, stop, segment[row, start], position[row, start], strict=True)
+        return cls(rows, slots, tuple(Run(*map(int, values)) for values in fields))
+
+    @cached_property
+    def kind(self) -> Literal["full", "ragged", "packed"]:
+        """``full``: each row is one document without padding; ``ragged``: one document and padding; else ``packed``."""
+        if len(self.runs) == self.rows and all(run.stop - run.start == self.slots for run in self.runs):
+            return "full"
+        documents = {(run.row, run.segment) for run in self.runs}
+        return "ragged" if len(documents) == len({row for row, _ in documents}) else "packed"
+
+    @cached_property
+    def max_position(self) -> int:
+        """The largest position of any real token, -1 when there is none."""
+        return max((run.first + run.stop - run.start - 1 for run in self.runs), default=-1)
+
+    @cached_property
+    def tokens(self) -> int:
+        """How many slots hold real tokens."""
+        return sum(run.stop - run.start for run in self.runs)
+
+
+@dataclass(frozen=True, eq=False)
+class Coordinates:
+    """Positions and segments of a row of slots, and optional groups.
+
+    ``positions`` and ``segments`` are ``[B, T]`` integers. Segment 0 is padding; documents are 1, 2, …;
+    positions restart at 0 in each document. ``groups`` (0 = none) says what a token belongs to inside its
+    document, for :func:`prefix` and :func:`blocks`. ``layout`` is the host's knowledge of the same facts;
+    left out, it is read off the tensors once, when they live on the CPU.
+    """
+
+    positions: Int[Tensor, "B T"]
+    segments: Int[Tensor, "B T"]
+    groups: Int[Tensor, "B T"] | None = None
+    layout: Layout | None = None
+    _memo: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        for name, value in (("segments", self.segments), ("groups", self.groups)):
+            if value is not None and value.shape != self.positions.shape:
+                raise ShapeError(
+                    f"{name} has shape {tuple(value.shape)} but positions has {tuple(self.positions.shape)}; "
+                    "give one entry of each per slot"
+                )
+        if self.layout is None and self.positions.device.type == "cpu":
+            layout = Layout.of(self.positions, self.segments)
+            object.__setattr__(self, "layout", layout)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """``(rows, slots)``."""
+        rows, slots = self.positions.shape
+        return rows, slots
+
+    @property
+    def real(self) -> Tensor:
+        """``Bool[B, T]``: which slots hold a token."""
+        return self.segments != 0
+
+    def once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """``make()``, computed once for these coordinates: masks and angles are shared by all layers this way."""
+        if key not in self._memo:
+            self._memo[key] = make()
+        return self._memo[key]
+
+    @classmethod
+    def range(cls, length: int, rows: int = 1, device: torch.device | str | None = None) -> Coordinates:
+        """One whole document of ``length`` tokens in each row."""
+        positions = torch.arange(length, device=device).expand(rows, length)
+        layout = Layout(rows, length, tuple(Run(row, 0, length, 1, 0) for row in range(rows) if length))
+        return cls(positions, torch.ones_like(positions), layout=layout)

@@ -1,0 +1,411 @@
+"""Rules: who may see whom, as immutable values that combine with ``&`` and ``|``.
+
+A rule looks at two coordinates and answers ``True`` for *visible*. Being of the same document, and of a
+document at all (segment ≠ 0), is part of every rule and cannot be left off.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from pellucid.errors import ConfigError
+from pellucid.shapes import Bool, Tensor
+from pellucid.visibility import intervals as iv
+from pellucid.visibility.coordinates import Coordinates
+
+Reach = tuple[int | None, int]
+
+
+class Rule(ABC):
+    """Who may see whom. Build rules with the functions below; combine them with ``&`` and ``|``."""
+
+    __slots__ = ()
+
+    positional: bool = True
+    """Whether positions alone decide (no groups, no given matrix)."""
+
+    def mask(self, queries: Coordinates, keys: Coordinates) -> Bool[Tensor, "B 1 T S"]:
+        """The readable truth: ``True`` where the query may see the key.
+
+        Built once per pair of coordinates and shared by all who ask again.
+        """
+        if queries.shape[0] != keys.shape[0]:
+            raise ConfigError(
+                f"queries have {queries.shape[0]} rows but keys have {keys.shape[0]}; "
+                "visibility is decided row by row"
+            )
+        _, mask = queries.once((self, id(keys)), lambda: (keys, self._mask(queries, keys)))
+        return mask
+
+    def _mask(self, queries: Coordinates, keys: Coordinates) -> Tensor:
+        same = queries.segments[:, :, None] == keys.segments[:, None, :]
+        return (same & queries.real[:, :, None] & self.sees(queries, keys)).unsqueeze(1)
+
+    @abstractmethod
+    def sees(self, queries: Coordinates, keys: Coordinates) -> Bool[Tensor, "..."]:
+        """The rule alone, inside one document: broadcastable to ``[B, T, S]``."""
+
+    @property
+    @abstractmethod
+    def reach(self) -> Reach:
+        """``(back, first)``: a query sees at most ``back`` tokens before itself (None: all of them), and besides
+        them only the first ``first`` tokens of its document. A cache may forget everything else."""
+
+    @property
+    @abstractmethod
+    def ahead(self) -> int | None:
+        """How many tokens after itself a query may see (0: causal, None: unbounded)."""
+
+    @property
+    def settled(self) -> int | None:
+        """From this position on no token is seen by an earlier one (None: never): from there a cache may go on
+        token by token."""
+        return 0 if self.ahead == 0 else None
+
+    @abstractmethod
+    def intervals(self, length: int) -> iv.Intervals:
+        """Visible keys of each query of one document, as disjoint half-open intervals."""
+
+    def edges(self, length: int) -> int:
+        """Visible (query, key) pairs in one document of ``length`` tokens, exactly and without a mask."""
+        return iv.count(self.intervals(length))
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Stable text, read back by :func:`parse`; the checkpoint contract stores it."""
+
+    def __and__(self, other: Rule) -> Rule:
+        return All(_parts(All, self) + _parts(All, other))
+
+    def __or__(self, other: Rule) -> Rule:
+        return AnyOf(_parts(AnyOf, self) + _parts(AnyOf, other))
+
+    def __str__(self) -> str:
+        return self.describe()
+
+
+def _largest(bounds: list[int | None]) -> int | None:
+    bounded = [bound for bound in bounds if bound is not None]
+    return max(bounded) if len(bounded) == len(bounds) else None
+
+
+@lru_cache(maxsize=1024)
+def is_plain_causal(rule: Rule, length: int) -> bool:
+    """Whether the rule is just ``causal()`` for documents of up to ``length`` tokens (a wide window is, for example)."""
+    return rule.positional and rule.ahead == 0 and rule.edges(length) == length * (length + 1) // 2
+
+
+@lru_cache(maxsize=1024)
+def is_everything(rule: Rule, length: int) -> bool:
+    """Whether the rule hides nothing in documents of up to ``length`` tokens."""
+    return rule.positional and rule.edges(length) == length * length
+
+
+def _parts(kind: type, rule: Rule) -> tuple[Rule, ...]:
+    if not isinstance(rule, Rule):
+        raise ConfigError(f"a rule combines only with a rule, not with {type(rule).__name__} ({rule!r})")
+    return rule.rules if isinstance(rule, All | AnyOf) and type(rule) is kind else (rule,)
+
+
+def _q(queries: Coordinates) -> Tensor:
+    return queries.positions[:, :, None]
+
+
+def _k(keys: Coordinates) -> Tensor:
+    return keys.positions[:, None, :]
+
+
+@dataclass(frozen=True)
+class Everything(Rule):
+    """All tokens of the document."""
+
+    reach = (None, 0)
+    ahead = None
+
+    def sees(self, queries: Coordinates, keys: Coordinates) -> Tensor:
+        return keys.real[:, None, :]
+
+    def intervals(self, length: int) -> iv.Intervals:
+        return iv.single(np.zeros(length, dtype=np.int64), np.full(length, length))
+
+    def describe(self) -> str:
+        return "everything()"
+
+
+@dataclass(frozen=True)
+class Lookahead(Rule):
+    """At most ``n`` tokens ahead; the past is free. ``Lookahead(0)`` is causal."""
+
+    n: int
+    reach = (None, 0)
+
+    @property
+    def ahead(self) -> int | None:
+        return self.n
+
+    def sees(self, queries: Coordinates, keys: Coordinates) -> Tensor:
+        return _k(keys) <= _q(queries) + self.n
+
+    def intervals(self, length: int) -> iv.Intervals:
+        query = np.arange(length)
+        return iv.single(np.zeros(length, dtype=np.int64), np.minimum(query + self.n + 1, length))
+
+    def describe(self) -> str:
+        return f"lookahead({self.n})" if self.n else "causal()"
+
+
+@dataclass(frozen=True)
+class Window(Rule):
+    """The current token and the ``w - 1`` before it; the future is not bounded by this rule."""
+
+    w: int
+    ahead = None
+
+    @property
+    def reach(self) -> Reach:
+        return self.w - 1, 0
+
+    def sees(self, queries: Coordinates, keys: Coordinates) -> Tensor:
+        return _k(keys) > _q(queries) - self.w
+
+    def intervals(self, length: int) -> iv.Intervals:
+        query = np.arange(length)
+        return iv.single(np.maximum(query - self.w + 1, 0), np.full(length, length))
+
+    def describe(self) -> str:
+        return f"window({self.w})"
+
+
+@dataclass(frozen=True)
+class Prefix(Rule):
+    """The first ``n`` tokens of the document, seen by all of it (prefix-LM); without ``n``, its grouped tokens."""
+
+    n: int | None = None
+
+    @property
+    def reach(self) -> Reach:
+        return (None, 0) if self.n is None else (0, self.n)
+
+    @property
+    def ahead(self) -> int | None:
+        return None if self.n is None else self.n - 1
+
+    @property
+    def settled(self) -> int | None:
+        return self.n
+
+    def sees(self, queries: Coordinates, keys: Coordinates) -> Tensor:
+        if self.n is not None:
+            return _k(keys) < self.n
+        return _need_groups(keys, self)[:, None, :] != 0
+
+    @property
+    def positional(self) -> bool:  # type: ignore[override]
+        return self.n is not None
+
+    def intervals(self, length: int) -> iv.Intervals:
+        end = min(self.n or 0, length)  # without groups nothing belongs to a prefix
+        return iv.single(np.zeros(length, dtype=np.int64), np.full(length, end))
+
+    def describe(self) -> str:
+        return "prefix()" if self.n is None else f"prefix({self.n})"
+
+
+@dataclass(frozen=True)
+class Sinks(Rule):
+    """The first ``n`` tokens of the document, from there on (never ahead): attention sinks."""
+
+    n: int
+    ahead = 0
+
+    @property
+    def reach(self) -> Reach:
+        return 0, self.n
+
+    def sees(self, queries: Coordinates, keys: Coordinates) -> Tensor:
+        return (_k(keys) < self.n) & (_k(keys) <= _q(queries))
+
+    def intervals(self, length: int) -> iv.Intervals:
+        query = np.arange(length)
+        return iv.single(np.zeros(length, dtype=np.int64), np.minimum(query + 1, self.n))
+
+    def describe(self) -> str:
+        return f"sinks({self.n})"
+
+
+@dataclass(frozen=True)
+class Chunk(Rule):
+    """The document is cut into chunks of ``n`` positions; a query sees its own chunk."""
+
+    n: int
+
+    @property
+    def reach(self) -> Reach:
+        return self.n - 1, 0
+
+    @property
+    def ahead(self) -> int | None:
+        return self.n - 1
+
+    def sees(self, queries: Coordinates, keys: Coordinates) -> Tensor:
+        return _k(keys) // self.n == _q(queries) // self.n
+
+    def intervals(self, length: int) -> iv.Intervals:
+        start = np.arange(length) // self.n * self.n
+        return iv.single(start, np.minimum(start + self.n, length))
+
+    def describe(self) -> str:
+        return f"chunk({self.n})"
+
+
+@dataclass(frozen=True)
+class Blocks(Rule):
+    """Tokens of the same group (≠ 0) see each other both ways: image spans, for example."""
+
+    reach = (None, 0)
+    ahead = None
+    positional = False
+
+    def sees(self, queries: Coordinates, keys: Coordinates) -> Tensor:
+        query, key = _need_groups(queries, self), _need_groups(keys, self)
+        return (query[:, :, None] == key[:, None, :]) & (key != 0)[:, None, :]
+
+    def intervals(self, length: int) -> iv.Intervals:
+        nothing = np.zeros(length, dtype=np.int64)  # without groups nothing belongs together
+        return iv.single(nothing, nothing)
+
+    def describe(self) -> str:
+        return "blocks()"
+
+
+@dataclass(frozen=True)
+class _Combined(Rule):
+    rules: tuple[Rule, ...]
+
+    @property
+    def positional(self) -> bool:  # type: ignore[override]
+        return all(rule.positional for rule in self.rules)
+
+
+@dataclass(frozen=True)
+class All(_Combined):
+    """Visible when every part says so."""
+
+    @property
+    def reach(self) -> Reach:
+        # Any part's reach bounds the intersection; the one that looks back least lets a cache forget most.
+        return min((rule.reach for rule in self.rules), key=lambda r: (r[0] is None, r[0] or 0, r[1]))
+
+    @property
+    def ahead(self) -> int | None:
+        return min((rule.ahead for rule in self.rules if rule.ahead is not None), default=None)
+
+    @property
+    def settled(self) -> int | None:
+        return min((rule.settled for rule in self.rules if rule.settled is not None), default=None)
+
+    def sees(self, queries: Coordinates, keys: Coordinates) -> Tensor:
+        visible = self.rules[0].sees(queries, keys)
+        for rule in self.rules[1:]:
+            visible = visible & rule.sees(queries, keys)
+        return visible
+
+    def intervals(self, length: int) -> iv.Intervals:
+        result = self.rules[0].intervals(length)
+        for rule in self.rules[1:]:
+            result = iv.intersect(result, rule.intervals(length))
+        return result
+
+    def describe(self) -> str:
+        return " & ".join(f"({r})" if isinstance(r, AnyOf) else str(r) for r in self.rules)
+
+
+@dataclass(frozen=True)
+class AnyOf(_Combined):
+    """Visible when at least one part says so."""
+
+    @property
+    def reach(self) -> Reach:
+        back = _largest([rule.reach[0] for rule in self.rules])
+        return (None, 0) if back is None else (back, max(rule.reach[1] for rule in self.rules))
+
+    @property
+    def ahead(self) -> int | None:
+        return _largest([rule.ahead for rule in self.rules])
+
+    @property
+    def settled(self) -> int | None:
+        return _largest([rule.settled for rule in self.rules])
+
+    def sees(self, queries: Coordinates, keys: Coordinates) -> Tensor:
+        visible = self.rules[0].sees(queries, keys)
+        for rule in self.rules[1:]:
+            visible = visible | rule.sees(queries, keys)
+        return visible
+
+    def intervals(self, length: int) -> iv.Intervals:
+        result = self.rules[0].intervals(length)
+        for rule in self.rules[1:]:
+            result = iv.union(result, rule.intervals(length))
+        return result
+
+    def describe(self) -> str:
+        return " | ".join(f"({r})" if isinstance(r, All) else str(r) for r in self.rules)
+
+
+def _need_groups(coordinates: Coordinates, rule: Rule) -> Tensor:
+    if coordinates.groups is None:
+        raise ConfigError(f"{rule} reads groups, but these coordinates carry none; give Coordinates(groups=…)")
+    return coordinates.groups
+
+
+def _count(value: int, name: str, least: int, hint: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{name} takes a whole number, not {value!r}")
+    if value < least:
+        raise ConfigError(f"{name} is {value}, but must be at least {least}; {hint}")
+    return value
+
+
+def everything() -> Rule:
+    """All tokens of the document, both ways."""
+    return Everything()
+
+
+def causal() -> Rule:
+    """The token itself and all before it."""
+    return Lookahead(0)
+
+
+def lookahead(n: int) -> Rule:
+    """At most ``n`` tokens ahead (right context); ``lookahead(0)`` is ``causal()``."""
+    return Lookahead(_count(n, "lookahead(n)", 0, "use window(w) to bound the past"))
+
+
+def window(w: int) -> Rule:
+    """The current token and the ``w - 1`` before it. Bounds the past only: combine with ``causal()``."""
+    return Window(_count(w, "window(w)", 1, "leave the rule out for no window"))
+
+
+def prefix(n: int | None = None) -> Rule:
+    """The first ``n`` tokens of each document (or, without ``n``, its tokens with a group) are seen by all of it."""
+    return Prefix(None if n is None else _count(n, "prefix(n)", 1, "leave the rule out for no prefix"))
+
+
+def chunk(n: int) -> Rule:
+    """Only the chunk of ``n`` positions that the query is in."""
+    return Chunk(_count(n, "chunk(n)", 1, "leave the rule out for no chunks"))
+
+
+def sinks(n: int) -> Rule:
+    """The first ``n`` tokens of the document, never ahead: ``causal() & (window(w) | sinks(n))``."""
+    return Sinks(_count(n, "sinks(n)", 1, "leave the rule out for no sinks"))
+
+
+def blocks() -> Rule:
+    """Tokens of one group see each other both ways: ``causal() | blocks()``."""
+    return Blocks()
