@@ -6,7 +6,7 @@ subclass :class:`Probe`, say in ``capabilities`` what it can be asked, and write
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
@@ -34,20 +34,23 @@ Capability = Literal[
 class Request:
     """What a model is asked: tokens, and where they are.
 
-    Segment 0 is padding, documents are 1, 2, … within a row; positions restart at 0 in each document, and a part
-    of a request (for a cache) keeps the positions of the whole. ``targets_BT`` says which tokens have to be
-    predicted from what precedes them; None means every token but the first of its document. A shift of labels is
-    the target's own business. ``embeddings_BTD`` stand in for the embeddings of the tokens.
+    ``tokens``, ``positions`` and ``segments`` are ``[B, T]`` integers. Segment 0 is padding, documents are
+    1, 2, … within a row; positions restart at 0 in each document, and a part of a request (for a cache) keeps
+    the positions of the whole. ``targets`` (``[B, T]`` booleans) says which tokens have to be predicted from
+    what precedes them; None means every token but the first of its document. A shift of labels is the target's
+    own business. ``embeddings`` (``[B, T, D]``) stand in for the embeddings of the tokens.
     """
 
-    tokens_BT: Tensor
-    positions_BT: Tensor
-    segments_BT: Tensor
-    targets_BT: Tensor | None = None
-    embeddings_BTD: Tensor | None = None
+    tokens: Tensor
+    positions: Tensor
+    segments: Tensor
+    targets: Tensor | None = None
+    embeddings: Tensor | None = None
 
     @classmethod
-    def from_rows(cls, rows: Sequence[Sequence[int]], *, side: Side = "right", length: int | None = None) -> Request:
+    def from_rows(
+        cls, rows: Sequence[Sequence[int]], *, side: Side = "right", length: int | None = None
+    ) -> Request:
         """One document a row, padded with token 0 to ``length`` slots on the ``side``."""
         return cls.from_documents([[row] for row in rows], side=side, length=length)
 
@@ -65,71 +68,79 @@ class Request:
         slots = longest if length is None else length
         if longest > slots:
             raise ShapeError(f"a row holds {longest} tokens, but length is {slots}; raise length")
-        fields = [[_lay_out(row, side, slots)[name] for row in rows] for name in range(3)]
-        return cls(*(torch.tensor(field, dtype=torch.int64).reshape(len(rows), slots) for field in fields))
+        laid_out = [_lay_out(row, side, slots) for row in rows]
+        return cls(*torch.tensor(laid_out, dtype=torch.int64).reshape(len(rows), 3, slots).unbind(1))
 
     @property
     def shape(self) -> tuple[int, int]:
         """``(rows, slots)``."""
-        rows, slots = self.tokens_BT.shape
+        rows, slots = self.tokens.shape
         return rows, slots
 
     @property
-    def real_BT(self) -> Tensor:
+    def real(self) -> Tensor:
         """``Bool[B, T]``: which slots hold a token."""
-        return self.segments_BT != 0
+        return self.segments != 0
 
     @property
-    def learnt_BT(self) -> Tensor:
+    def learnt(self) -> Tensor:
         """``Bool[B, T]``: which tokens must be predicted, the first token of a document never being one."""
-        possible = self.real_BT & (self.positions_BT > 0)
-        return possible if self.targets_BT is None else possible & self.targets_BT
+        possible = self.real & (self.positions > 0)
+        return possible if self.targets is None else possible & self.targets
 
     def slots(self, row: int, segment: int = 1) -> Tensor:
         """The slots of one document, in order."""
-        return (self.segments_BT[row] == segment).nonzero()[:, 0]
+        return (self.segments[row] == segment).nonzero()[:, 0]
 
     def part(self, start: int, stop: int) -> Request:
         """Slots ``start … stop-1`` of every row."""
-        fields = ("tokens_BT", "positions_BT", "segments_BT", "targets_BT", "embeddings_BTD")
-        cut = {name: None if (v := getattr(self, name)) is None else v[:, start:stop] for name in fields}
-        return replace(self, **cut)
+        return self._each(lambda field: field[:, start:stop])
+
+    def row(self, row: int) -> Request:
+        """One row alone, as wide as it was."""
+        return self._each(lambda field: field[row : row + 1])
+
+    def _each(self, cut: Callable[[Tensor], Tensor]) -> Request:
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        return replace(self, **{name: cut(value) for name, value in given.items()})
 
     def with_token(self, row: int, slot: int, token: int) -> Request:
         """The same request with another token in one slot."""
-        tokens_BT = self.tokens_BT.clone()
+        tokens_BT = self.tokens.clone()
         tokens_BT[row, slot] = token
-        return replace(self, tokens_BT=tokens_BT)
+        return replace(self, tokens=tokens_BT)
 
     def with_tokens(self, tokens_BT: Tensor) -> Request:
         """The same places with other tokens."""
-        return replace(self, tokens_BT=tokens_BT)
+        return replace(self, tokens=tokens_BT)
 
     def with_targets(self, targets_BT: Tensor) -> Request:
         """The same request in which only these tokens must be predicted."""
-        return replace(self, targets_BT=targets_BT)
+        return replace(self, targets=targets_BT)
 
     def with_embeddings(self, embeddings_BTD: Tensor) -> Request:
         """The same request with these embeddings in place of the tokens' own."""
-        return replace(self, embeddings_BTD=embeddings_BTD)
+        return replace(self, embeddings=embeddings_BTD)
 
     def to(self, device: torch.device) -> Request:
         """A copy on ``device`` that shares no integer tensor with this one."""
-        fields = ("tokens_BT", "positions_BT", "segments_BT", "targets_BT")
-        moved = {name: None if (v := getattr(self, name)) is None else v.to(device, copy=True) for name in fields}
-        return replace(self, **moved)
+        given = {
+            name: value for name, value in vars(self).items() if value is not None and name != "embeddings"
+        }
+        return replace(self, **{name: value.to(device, copy=True) for name, value in given.items()})
 
 
-def _lay_out(documents: Sequence[Sequence[int]], side: Side, slots: int) -> tuple[list[int], list[int], list[int]]:
+def _lay_out(documents: Sequence[Sequence[int]], side: Side, slots: int) -> list[list[int]]:
+    """Tokens, positions and segments of one row."""
     held = [document for document in documents if len(document)]
     free = slots - sum(map(len, held))
     before = {"right": 0, "left": free, "both": free // 2}[side]
-    after = free - before
-    tokens = [token for document in held for token in document]
-    positions = [position for document in held for position in range(len(document))]
-    segments = [number for number, document in enumerate(held, 1) for _ in document]
-    pad = ([0] * before, [0] * after)
-    return pad[0] + tokens + pad[1], pad[0] + positions + pad[1], pad[0] + segments + pad[1]
+    fields = (
+        [token for document in held for token in document],
+        [position for document in held for position in range(len(document))],
+        [number for number, document in enumerate(held, 1) for _ in document],
+    )
+    return [[0] * before + field + [0] * (free - before) for field in fields]
 
 
 class Visibility(Protocol):
@@ -166,20 +177,20 @@ class Probe(Protocol):
         raise UnsupportedError(f"{self.name} cannot be called over a copy; write over(module)")
 
     def embed(self, request: Request) -> Tensor:
-        """``[B, T, D]``: the embeddings that ``request.embeddings_BTD`` would stand in for."""
-        raise UnsupportedError(f"{self.name} has no embeddings to give; leave 'embeddings' out of its capabilities")
+        """``[B, T, D]``: the embeddings that ``request.embeddings`` would stand in for."""
+        raise UnsupportedError(f"{self.name} has no embeddings to give; leave 'embeddings' out")
 
     def loss(self, request: Request) -> tuple[Tensor, Tensor]:
-        """The sum of the losses of ``request.learnt_BT`` in natural logarithms, and how many were counted."""
-        raise UnsupportedError(f"{self.name} has no loss; leave 'loss' out of its capabilities")
+        """The sum of the losses of ``request.learnt`` in natural logarithms, and how many were counted."""
+        raise UnsupportedError(f"{self.name} has no loss; leave 'loss' out")
 
     def new_cache(self, rows: int, capacity: int) -> Any:
         """An empty cache of ``capacity`` slots."""
-        raise UnsupportedError(f"{self.name} has no cache; leave 'cache' out of its capabilities")
+        raise UnsupportedError(f"{self.name} has no cache; leave 'cache' out")
 
     def extend(self, request: Request, cache: Any) -> Tensor:
         """``[B, T, V]`` scores of the next slots, which the cache then holds too."""
-        raise UnsupportedError(f"{self.name} has no cache; leave 'cache' out of its capabilities")
+        raise UnsupportedError(f"{self.name} has no cache; leave 'cache' out")
 
 
 @contextmanager

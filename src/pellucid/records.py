@@ -1,4 +1,4 @@
-"""What the rooms report and ``reports`` draws: findings, tables and figures. Plain values that go into JSON as they are."""
+"""What the rooms report and ``reports`` draws: findings, tables, figures. Plain values, ready for JSON."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ SEVERITY: dict[str, int] = {"not_applicable": 0, "pass": 1, "fragile": 2, "error
 class Where:
     """The first place that is wrong: slots of the request that the finding's case describes.
 
-    ``key`` is the slot that must not (or must) be seen by ``query``; it lies in ``key_row`` when that is another
-    row. What is not known is None.
+    ``key`` is the slot that must not (or must) be seen by ``query``; it lies in ``key_row`` when that is
+    another row. What is not known is None.
     """
 
     row: int
@@ -63,7 +63,8 @@ class Finding:
 
     def __post_init__(self) -> None:
         if self.status not in get_args(Status):
-            raise InputError(f"a finding's status is {self.status!r}; choose one of {', '.join(get_args(Status))}")
+            known = ", ".join(get_args(Status))
+            raise InputError(f"a finding's status is {self.status!r}; choose one of {known}")
 
     @property
     def failed(self) -> bool:
@@ -96,11 +97,11 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]
 
     def __post_init__(self) -> None:
-        for number_, row in enumerate(self.rows):
+        for index, row in enumerate(self.rows):
             if len(row) != len(self.columns):
                 raise ShapeError(
-                    f"row {number_} of table {self.title!r} has {len(row)} cells for {len(self.columns)} columns; "
-                    "give one cell a column"
+                    f"row {index} of table {self.title!r} has {len(row)} cells, but the table has "
+                    f"{len(self.columns)} columns; give one cell a column"
                 )
 
     def to_dict(self) -> dict[str, Any]:

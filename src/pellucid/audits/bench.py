@@ -38,6 +38,7 @@ class Run:
         self.device = torch.device("cpu") if first is None else first.device
         self.dtype: torch.dtype | None = None
         self.noise = 0.0
+        self._alone: dict[tuple[int, ...], Tensor] = {}
 
     @property
     def name(self) -> str:
@@ -52,6 +53,13 @@ class Run:
         """``[B, T, V]`` on the host, without gradients."""
         with torch.no_grad():
             return self.differentiable(request).cpu()
+
+    def alone(self, tokens: Sequence[int]) -> Tensor:
+        """``[T, V]`` of one row without company, padding or a cache; run once."""
+        key = tuple(tokens)
+        if key not in self._alone:
+            self._alone[key] = self.logits(Request.from_rows([tokens]))[0]
+        return self._alone[key]
 
     def differentiable(self, request: Request) -> Tensor:
         """``[B, T, V]``, with a graph where gradients are enabled."""
@@ -88,16 +96,19 @@ class Run:
         return torch.cat(outputs, 1)
 
     def _checked(self, logits: object, request: Request) -> Tensor:
-        if not isinstance(logits, Tensor) or logits.dim() != 3 or logits.shape[:2] != request.tokens_BT.shape:
+        if not isinstance(logits, Tensor) or logits.dim() != 3 or logits.shape[:2] != request.tokens.shape:
             got = f"{tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
             rows, slots = request.shape
-            raise ShapeError(f"the target gave {got} for {rows} rows of {slots} tokens, but an audit needs [{rows}, {slots}, vocabulary]")
+            raise ShapeError(
+                f"the target gave {got} for {rows} rows of {slots} tokens, but an audit needs "
+                f"[{rows}, {slots}, vocabulary]"
+            )
         self.dtype = logits.dtype
         return logits
 
 
 class Bench:
-    """What a check works with: the target (``native``), its float64 copy (``exact``) and a supply of inputs."""
+    """What a check works with: the target (``native``), its float64 copy (``exact``), a supply of inputs."""
 
     def __init__(self, probe: Probe, *, length: int = 24, seed: int = 0) -> None:
         self.probe, self.wanted_length = probe, length
@@ -126,7 +137,9 @@ class Bench:
             run = Run(self.probe.over(twin))
             run.logits(self._plain)
         except (RuntimeError, TypeError, NotImplementedError, AttributeError, PellucidError) as error:
-            self.exact_reason = f"no float64 copy: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+            self.exact_reason = (
+                f"no float64 copy: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+            )
             return None
         if run.dtype != torch.float64:
             self.exact_reason = f"its float64 copy answers in {run.name}"
@@ -142,7 +155,9 @@ class Bench:
     @cached_property
     def unsteady(self) -> float:
         """How far two equal runs differ beyond rounding (0 for a target that answers the same twice)."""
-        first, between, second = (self.native.logits(r) for r in (self._plain, self.fresh(self._plain), self._plain))
+        first, between, second = (
+            self.native.logits(r) for r in (self._plain, self.fresh(self._plain), self._plain)
+        )
         del between
         size = float(moved(first, second).max())
         return size if size > self.native.rounding * scale_of(first) else 0.0
@@ -162,9 +177,11 @@ class Bench:
 
     def fresh(self, request: Request, where_BT: Tensor | None = None) -> Request:
         """The same request with every token (``where_BT``: only these) changed."""
-        step_BT = torch.randint(1, self.probe.vocab_size, request.tokens_BT.shape, generator=self._generator)
-        tokens_BT = (request.tokens_BT + step_BT) % self.probe.vocab_size
-        return request.with_tokens(tokens_BT if where_BT is None else torch.where(where_BT, tokens_BT, request.tokens_BT))
+        step_BT = torch.randint(1, self.probe.vocab_size, request.tokens.shape, generator=self._generator)
+        tokens_BT = (request.tokens + step_BT) % self.probe.vocab_size
+        return request.with_tokens(
+            tokens_BT if where_BT is None else torch.where(where_BT, tokens_BT, request.tokens)
+        )
 
     def directions(self, logits_BTV: Tensor) -> Tensor:
         """Fixed random weights to sum outputs with, so that one gradient speaks for all of them."""
@@ -189,8 +206,8 @@ def scale_of(logits: Tensor) -> float:
 def _kept_noise(run: Run, module: nn.Module, request: Request) -> float:
     """The rounding a float64 copy still shows: large when the module casts to less precision inside.
 
-    Three runs with weights scaled by 1, 1 + e and 1 + 2e: for e = 2⁻²⁶ a smooth function's second difference is
-    about e² = 2e-16, while inner roundings to float32 do not cancel and show up at their own size.
+    Three runs with weights scaled by 1, 1 + e and 1 + 2e: for e = 2⁻²⁶ a smooth function's second difference
+    is about e² = 2e-16, while inner roundings to float32 do not cancel and show up at their own size.
     """
     weights = [p for p in module.parameters() if p.is_floating_point()]
     kept = [p.detach().clone() for p in weights]

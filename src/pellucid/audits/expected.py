@@ -17,8 +17,8 @@ def expected_flow(rules: Sequence[Visibility], request: Request) -> Tensor:
     Each layer passes on what it sees and, by the residual stream, what it holds: after two layers of
     ``causal() & window(3)`` a query is reached by the four tokens before it.
     """
-    places = Coordinates(request.positions_BT, request.segments_BT)
-    itself_BTT = torch.diag_embed(request.real_BT)
+    places = Coordinates(request.positions, request.segments)
+    itself_BTT = torch.diag_embed(request.real)
     flow_BTT = itself_BTT
     for rule in rules:
         sees_BTT = rule.mask(places, places)[:, 0] | itself_BTT

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pellucid.audits.bench import Bench, Reading, Run
+from pellucid.errors import UnsupportedError
 from pellucid.records import Finding, Status, Where
 
 _GROSS = 50.0  # so many times the rounding of its dtype is a change that no rounding explains
@@ -34,8 +35,8 @@ class Verdict:
 def judge(bench: Bench, readings: list[Reading], *, bits: bool) -> Verdict:
     """Decide over the same measurement in one or two precisions.
 
-    ``bits``: the two runs had the same shapes and differed in hidden content only, so nothing but a kernel that
-    chooses its order of summation by content may move anything at all.
+    ``bits``: the two runs had the same shapes and differed in hidden content only, so nothing but a kernel
+    that chooses its order of summation by content may move anything at all.
     """
     native = readings[0]
     tolerance = native.run.rounding * native.scale
@@ -60,17 +61,34 @@ def _by_one(bench: Bench, native: Reading, tolerance: float, bits: bool) -> Verd
     seen = f"{native.run.name} moves by {native.largest:.1e}"
     why = f"({bench.exact_reason})" if bench.exact_reason else ""
     if native.largest > tolerance:
-        return Verdict("leak", native.largest, f"{seen}, beyond its rounding of {tolerance:.0e} {why}", native, tolerance)
+        return Verdict(
+            "leak", native.largest, f"{seen}, beyond its rounding of {tolerance:.0e} {why}", native, tolerance
+        )
     if bits and native.largest and native.run.rounding > 1e-10:
-        return Verdict("fragile", native.largest, f"{seen}: only float64 could tell this from rounding {why}", native, 0.0)
+        return Verdict(
+            "fragile",
+            native.largest,
+            f"{seen}: only float64 could tell this from rounding {why}",
+            native,
+            0.0,
+        )
     how = f"{seen}: within rounding" if native.largest else f"equal bit for bit in {native.run.name}"
     return Verdict("pass", native.largest, how, native, tolerance)
+
+
+def unless_refused(check: str, case: str, answer: Callable[[], Finding]) -> Finding:
+    """The answer; *not applicable* where the target says that it does not do this: a refusal is no fault."""
+    try:
+        return answer()
+    except (UnsupportedError, NotImplementedError) as error:
+        reason = str(error) or type(error).__name__
+        return Finding(check, "not_applicable", f"the target refuses: {reason}", case)
 
 
 def finding(
     bench: Bench, check: str, case: str, readings: list[Reading], *, bits: bool, good: str, place: Place
 ) -> Finding:
-    """The finding of one measurement: ``good`` is said when it holds, ``place`` names what is wrong when not."""
+    """The finding of one measurement: ``good`` is said when it holds, ``place`` names what is wrong."""
     verdict = judge(bench, readings, bits=bits)
     if verdict.status == "pass":
         return Finding(check, "pass", good, case, size=verdict.size, decided=verdict.decided)

@@ -45,7 +45,7 @@ def new_folder(path: str | Path) -> Iterator[Path]:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Replace the file at ``path`` by ``text`` in one step: a reader sees the old words or the new, never a part."""
+    """Replace the file at ``path`` by ``text`` in one step: readers see the old or the new, never a part."""
     target = Path(path)
     unfinished = target.with_name(f".{target.name}{_UNFINISHED}{uuid.uuid4().hex[:12]}")
     try:
@@ -62,14 +62,14 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def discard_folder(path: Path) -> None:
-    """Remove a folder so that no part of it can be mistaken for the whole, even if removing is interrupted."""
+    """Remove a folder so that no part of it can be mistaken for the whole, even when interrupted."""
     doomed = path.with_name(f".{path.name}{_UNFINISHED}{uuid.uuid4().hex[:12]}")
     path.rename(doomed)
     shutil.rmtree(doomed, ignore_errors=True)
 
 
 def discard_unfinished(parent: Path) -> list[Path]:
-    """Remove what a killed writer left in ``parent``; returns what was removed. Only one writer may use ``parent``."""
+    """Remove what a killed writer left in ``parent``, and say what; nobody else may be writing there."""
     left = sorted(path for path in parent.glob(f".*{_UNFINISHED}*") if not path.is_symlink())
     for path in left:
         if path.is_dir():
@@ -82,7 +82,9 @@ def discard_unfinished(parent: Path) -> list[Path]:
 def refuse_existing(target: Path) -> None:
     """Nothing is ever written over: an existing ``target`` of any kind is an error."""
     if os.path.lexists(target):
-        raise CheckpointError(f"{target} exists already; nothing is overwritten: choose another name or remove it")
+        raise CheckpointError(
+            f"{target} exists already; nothing is overwritten: choose another name or remove it"
+        )
 
 
 def cannot_write(path: Path, error: OSError) -> str:
@@ -92,7 +94,7 @@ def cannot_write(path: Path, error: OSError) -> str:
 
 
 def _sync_tree(folder: Path) -> None:
-    """Give every file the mode a plain new file has, and push files and folders to the disk, inner ones first."""
+    """Give every file the mode of any new file, and push files and folders to the disk, inner ones first."""
     probe = folder / ".mode"
     probe.touch()
     mode = stat.S_IMODE(probe.stat().st_mode)

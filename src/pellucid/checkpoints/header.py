@@ -51,7 +51,7 @@ class TensorSpec(NamedTuple):
 
 
 def read_header(path: Path) -> dict[str, TensorSpec]:
-    """Names, shapes and dtypes of every tensor in the file, or a :class:`CheckpointError` saying what is wrong."""
+    """Shape and dtype of every tensor in the file, or a :class:`CheckpointError` saying what is wrong."""
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -61,7 +61,9 @@ def read_header(path: Path) -> dict[str, TensorSpec]:
     try:
         header = json.loads(text, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} has a header that cannot be read ({error}); the file is damaged") from error
+        raise CheckpointError(
+            f"{path} has a header that cannot be read ({error}); the file is damaged"
+        ) from error
     if not isinstance(header, dict):
         raise CheckpointError(f"{path} has a header that is not a mapping; the file is damaged")
     header.pop("__metadata__", None)
@@ -100,10 +102,15 @@ def _entry(path: Path, name: str, entry: Any) -> tuple[TensorSpec, int, int]:
         case {"dtype": str(code), "shape": [*shape], "data_offsets": [start, stop], **rest} if not rest:
             numbers = [*shape, start, stop]
             whole = all(type(number) is int and 0 <= number < 2**63 for number in numbers)
-            if whole and len(shape) <= MOST_AXES and code in DTYPES and prod(shape) * DTYPES[code].itemsize == stop - start:
+            if (
+                whole
+                and len(shape) <= MOST_AXES
+                and code in DTYPES
+                and prod(shape) * DTYPES[code].itemsize == stop - start
+            ):
                 return TensorSpec(tuple(shape), str(DTYPES[code]).removeprefix("torch.")), start, stop
     raise CheckpointError(
-        f"{path} describes tensor {name[:80]!r} by {str(entry)[:120]}, whose type, shape and bytes do not fit; "
+        f"{path} describes tensor {name[:80]!r} by {str(entry)[:120]}, whose type, shape and size disagree; "
         "the file is damaged or of an unknown kind"
     )
 

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from pellucid.errors import CheckpointError
+from pellucid.records import Table
 
 Status = Literal["loaded", "tied", "cast", "missing", "surplus", "mismatched"]
-_BAD = ("missing", "surplus", "mismatched")
+_GOOD: tuple[Status, ...] = ("loaded", "tied", "cast")
+_BAD: tuple[Status, ...] = ("missing", "surplus", "mismatched")
 _NAMED = 5
 
 
@@ -39,12 +41,16 @@ class LoadReport:
         """Whether every tensor that must be there is, and nothing else."""
         return not any(tensor.status in _BAD for tensor in self.tensors)
 
-    def to_json(self) -> list[dict[str, Any]]:
-        """Plain data, one mapping a tensor."""
-        return [tensor._asdict() for tensor in self.tensors]
+    def to_table(self) -> Table:
+        """As a table that reports can draw."""
+        return Table("Tensors", TensorReport._fields, tuple(tuple(tensor) for tensor in self.tensors))
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data."""
+        return {"complete": self.complete, "tensors": [tensor._asdict() for tensor in self.tensors]}
 
     def __str__(self) -> str:
-        counts = {status: len(self.names(status)) for status in ("loaded", "tied", "cast", *_BAD)}
+        counts = {status: len(self.names(status)) for status in (*_GOOD, *_BAD)}
         return ", ".join(f"{number} {status}" for status, number in counts.items() if number) or "no tensors"
 
 
@@ -55,5 +61,7 @@ class LoadError(CheckpointError):
         bad = [tensor for tensor in report if tensor.status in _BAD]
         named = "; ".join(f"{t.status} {t.name[:120]!r} ({t.detail})" for t in bad[:_NAMED])
         more = f"; and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
-        super().__init__(f"{path} does not hold the tensors of its contract: {named}{more}; nothing was loaded")
+        super().__init__(
+            f"{path} does not hold the tensors of its contract: {named}{more}; nothing was loaded"
+        )
         self.report = report

@@ -76,6 +76,8 @@ def _wanted(problem: dict[str, Any]) -> str:
     if kind in ("too_short", "too_long", "string_too_short", "string_too_long"):
         bound, name = ("at least", "min_length") if kind.endswith("short") else ("at most", "max_length")
         return f"{bound} {context[name]} {'characters' if kind.startswith('string') else 'entries'}"
+    if kind == "string_pattern_mismatch":
+        return f"text that matches {context['pattern']}"
     if kind == "int_from_float":
         return _WANTED["int"]
     name = kind.removesuffix("_type").removesuffix("_parsing")

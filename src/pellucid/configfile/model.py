@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from typing import Any, Self
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
@@ -13,6 +13,8 @@ from pellucid.configfile.explain import explain
 from pellucid.configfile.files import read_mapping
 from pellucid.configfile.overrides import apply_overrides
 from pellucid.errors import ConfigError
+
+C = TypeVar("C", bound="Config")
 
 
 class Config(BaseModel):
@@ -47,8 +49,8 @@ class Config(BaseModel):
         return {key: _tuples(value) for key, value in values.items()} if isinstance(values, dict) else values
 
     @classmethod
-    def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
-        """The configuration that a mapping (of a file, say) describes."""
+    def from_mapping(cls: type[C], mapping: object) -> C:
+        """The configuration that a mapping from outside describes; anything else is refused."""
         if not isinstance(mapping, Mapping):
             raise ConfigError(
                 f"{cls.__name__} is made from a mapping of keys to values, not from {yaml_text.show(mapping)}"
@@ -59,7 +61,7 @@ class Config(BaseModel):
         return cls(**mapping)
 
     @classmethod
-    def from_file(cls, path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> Self:
+    def from_file(cls: type[C], path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> C:
         """The configuration of a YAML or JSON file, with ``["a.b=c", …]`` laid over it."""
         mapping = apply_overrides(read_mapping(path), overrides)
         try:
@@ -67,7 +69,7 @@ class Config(BaseModel):
         except ConfigError as error:
             raise ConfigError(f"{os.fspath(path)}: {error}") from None
 
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+    def model_copy(self: C, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> C:
         """A copy; with ``update`` the changed fields are checked like all others."""
         if not update:
             return super().model_copy(deep=deep)

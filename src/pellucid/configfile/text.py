@@ -90,7 +90,12 @@ class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
+    def text(self, data: str) -> yaml.ScalarNode:
+        """Line breaks of every kind and invisible characters are spelt out between double quotes."""
+        return self.represent_scalar(_TAG + "str", data, style=None if data.isprintable() else '"')
 
+
+_Dumper.add_representer(str, _Dumper.text)
 for _name, _pattern, _first in _RESOLVERS:
     _Dumper.add_implicit_resolver(_TAG + _name, _pattern, list(_first))
 

@@ -96,7 +96,7 @@ class Batch:
         return rows, slots
 
     @cached_property
-    def counted(self) -> Int[Tensor, C] | None:
+    def counted(self) -> Int[Tensor, "C"] | None:
         """Flat indices of the positions whose label counts, made on the host; None when the labels live elsewhere."""
         if self.labels is None or self.labels.device.type != "cpu":
             return None

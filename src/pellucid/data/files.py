@@ -1,4 +1,4 @@
-"""Files into records: which files a name means, and how text, JSON lines and Parquet are read, one record at a time."""
+"""Which files a name means, and how text, JSON lines and Parquet are read, one record at a time."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def find(source: str | os.PathLike[str]) -> tuple[Path, list[Path]]:
         )
     if not stat.S_ISREG(mode):
         raise DataError(f"{plain(path)} is not a regular file; write what it gives to a file first")
-    return path.absolute().parent, [path]
+    return Path(os.path.abspath(path)).parent, [path]
 
 
 def _find_pattern(pattern: str) -> tuple[Path, list[Path]]:
@@ -90,7 +90,7 @@ def _find_pattern(pattern: str) -> tuple[Path, list[Path]]:
         raise DataError(
             f"no file matches {plain(pattern)!r}; check the pattern ('**' reaches into subfolders)"
         )
-    return Path(*parts[:fixed]).absolute(), [Path(found) for found in distinct.values()]
+    return Path(os.path.abspath(Path(*parts[:fixed]))), [Path(found) for found in distinct.values()]
 
 
 def read(file: File, text_field: str, wanted: Wanted) -> Iterator[tuple[str, str | None]]:
@@ -203,25 +203,23 @@ def _whole(text: str, where: str) -> str:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        code = f"U+{ord(text[error.start]):04X}"
-        raise DataError(
-            f"{where}: character {error.start} is the lone surrogate {code}; replace it"
-        ) from error
+        raise DataError(f"{where}: {lone_surrogate(text, error.start)}") from error
     return text
+
+
+def lone_surrogate(text: str, at: int) -> str:
+    """What to say of half a character in ``text``."""
+    return f"character {at} is the lone surrogate U+{ord(text[at]):04X}, which UTF-8 cannot write; replace it"
 
 
 def _no_field(where: str, text_field: str, fields: list[str]) -> DataError:
     there = ", ".join(plain(field) for field in fields[:20]) or "none"
-    return DataError(
-        f"{where} has no field {plain(text_field)!r}; the fields there are: {there}; set text_field"
-    )
+    return DataError(f"{where} has no field {plain(text_field)!r}; set text_field to one it has: {there}")
 
 
 def _unreadable(file: File, error: OSError) -> DataError:
     if isinstance(error, FileNotFoundError):
-        return DataError(
-            f"{plain(file.path)} was there when files were listed and is gone now; list them again"
-        )
+        return DataError(f"{plain(file.path)} was listed but has vanished since; list the files again")
     reason = error.strerror or plain(error)
     return DataError(f"cannot read {plain(file.path)}: {reason}; make it readable or leave it out")
 

@@ -18,7 +18,7 @@ from pellucid.data.batch import Batch
 from pellucid.data.objectives import causal
 from pellucid.data.packing import cut
 from pellucid.data.store import Progress, TokenStore
-from pellucid.data.text import Corpus, Split
+from pellucid.data.text import Corpus
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import ConfigError, DataError
 from pellucid.visibility import Layout, Run
@@ -62,7 +62,7 @@ class Loader:
         cls,
         corpus: Corpus,
         tokenizer: Tokenizer,
-        split: Split = "train",
+        split: str = "train",
         *,
         progress: Progress | None = None,
         **settings: Any,
@@ -90,7 +90,7 @@ class Loader:
     @property
     def bytes(self) -> int:
         """Bytes of the documents' text (0 where only ids were given)."""
-        return self.store.bytes
+        return self.store.size
 
     @property
     def batches(self) -> int:
@@ -140,7 +140,7 @@ class Loader:
         )
 
     def _order(self, epoch: int) -> np.ndarray:
-        """The shuffle of an epoch: rows sorted by raw random bits, which numpy never changes between versions."""
+        """The shuffle of an epoch: rows sorted by raw random bits, which no numpy changes."""
         if epoch not in self._orders:
             if len(self._orders) >= 2:
                 del self._orders[next(iter(self._orders))]
@@ -149,7 +149,7 @@ class Loader:
         return self._orders[epoch]
 
     def _assemble(self, rows: np.ndarray) -> Batch:
-        """These rows, then rows of padding, as a labelled batch: gathered piece by piece without a loop over tokens."""
+        """These rows, then rows of padding, as a labelled batch; no loop over tokens."""
         held = self._row[rows + 1] - self._row[rows]
         pieces, number = _ranges(self._row[rows], held)
         sizes = self._size[pieces]
@@ -213,7 +213,7 @@ def _check(batch_size: int, seed: int, rank: int, world_size: int) -> None:
 
 
 def _ranges(starts: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The ranges ``starts … starts + sizes - 1`` end to end, and the place of each element within its range."""
+    """Ranges ``starts … starts + sizes - 1`` end to end, and the place of each element in its range."""
     begins = np.cumsum(sizes) - sizes
     place = np.arange(int(sizes.sum())) - np.repeat(begins, sizes)
     return np.repeat(starts, sizes) + place, place

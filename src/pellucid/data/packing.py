@@ -62,7 +62,12 @@ def pack(documents: Iterable[Sequence[int]], length: int, *, join: bool = True) 
             held[number] = document
             yield len(document)
 
-    for row in cut(lengths(), length, join=join):
+    return _gather(cut(lengths(), length, join=join), held)
+
+
+def _gather(rows: Iterator[list[Piece]], held: dict[int, Sequence[int]]) -> Iterator[list[list[int]]]:
+    """The tokens of the pieces; documents that the stream has passed are let go."""
+    for row in rows:
         yield [list(held[piece.document][piece.start : piece.stop]) for piece in row]
         for number in [number for number in held if number < row[-1].document]:
             del held[number]

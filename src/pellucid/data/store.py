@@ -9,7 +9,7 @@ from itertools import chain
 
 import numpy as np
 
-from pellucid.data.text import Corpus, Document, Split
+from pellucid.data.text import Corpus, Document
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import DataError
 
@@ -21,11 +21,11 @@ _CHUNK = 4 << 20
 
 @dataclass(frozen=True, eq=False)
 class TokenStore:
-    """Documents as ids: document d is ``tokens[bounds[d] : bounds[d + 1]]``; ``bytes`` is the size of their text."""
+    """Documents as ids: document d is ``tokens[bounds[d] : bounds[d + 1]]``; ``size``: bytes of text."""
 
     tokens: np.ndarray
     bounds: np.ndarray
-    bytes: int
+    size: int
     _names: tuple[bytes, np.ndarray]
 
     @classmethod
@@ -41,9 +41,9 @@ class TokenStore:
 
     @classmethod
     def from_corpus(
-        cls, corpus: Corpus, tokenizer: Tokenizer, split: Split = "train", *, progress: Progress | None = None
+        cls, corpus: Corpus, tokenizer: Tokenizer, split: str = "train", *, progress: Progress | None = None
     ) -> TokenStore:
-        """Tokenise one side of a corpus, each document between begin and end; holds a few megabytes of text at a time."""
+        """Tokenise one side of a corpus, each document between begin and end, some megabytes at a time."""
         arrays: list[np.ndarray] = []
         names: list[bytes] = []
         size = 0

@@ -6,18 +6,19 @@ import difflib
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 from pellucid.data.files import BUILT_IN, File, find, plain, python_source, read
 from pellucid.errors import ConfigError, DataError
 
-Split = Literal["train", "heldout", "all"]
 Source = str | os.PathLike[str] | Sequence["str | os.PathLike[str] | Document"]
 
-HELDOUT_SHARE = 1 / 32
+SPLITS = ("train", "heldout", "all")
+
+HELDOUT_SHARE = 1 / 64
 """How much of a corpus is kept from training, unless said otherwise."""
 
 
@@ -42,7 +43,7 @@ class _Summary(NamedTuple):
 
 
 def split_of(name: str, share: float = HELDOUT_SHARE) -> Literal["train", "heldout"]:
-    """On which side a document lies: decided by SHA-256 of its name alone, the same on every machine for ever."""
+    """On which side a document lies: decided by SHA-256 of its name alone, for good."""
     number = int.from_bytes(hashlib.sha256(name.encode("utf-8")).digest()[:8], "big")
     return "heldout" if number < share * 2**64 else "train"
 
@@ -53,15 +54,14 @@ def open_corpus(source: Source, *, text_field: str = "text", heldout_share: floa
     ``source`` is ``"python-source"`` (the running Python's standard library), a file, a glob pattern
     (``**`` reaches into subfolders), or a sequence of these and of :class:`Document`. ``.jsonl`` and
     ``.parquet`` files hold one document a record, in ``text_field``; any other file is one document.
-    A file meant twice is read once. What exists is checked here; what is in it, on reading.
+    Names are relative to the folder that all named sources share. A file meant twice is read once.
+    What exists is checked here; what is in it, on reading.
     """
-    if isinstance(heldout_share, bool) or not 0 <= heldout_share <= 1:
+    if not 0 <= heldout_share <= 1:
         raise ConfigError(f"heldout_share is {heldout_share!r}; give a share between 0 and 1")
     sources = [source] if isinstance(source, str | os.PathLike) else list(source)
     if not sources:
-        raise DataError(
-            "a corpus needs a source, but the list of sources is empty; name a file or python-source"
-        )
+        raise DataError("the list of sources is empty; name a file, a pattern or python-source")
     files: list[File] = []
     documents: list[Document] = []
     named: list[tuple[Path, list[Path]]] = []
@@ -74,7 +74,7 @@ def open_corpus(source: Source, *, text_field: str = "text", heldout_share: floa
             named.append(_find(item))
     if named:
         base = os.path.commonpath([folder for folder, _ in named])
-        paths = {path.absolute() for _, found in named for path in found}
+        paths = {Path(os.path.abspath(path)) for _, found in named for path in found}
         files += [File(path, plain(Path(os.path.relpath(path, base)).as_posix())) for path in paths]
     distinct = {file.path: file for file in files}
     ordered = sorted(distinct.values(), key=lambda file: (file.name, file.path))
@@ -99,19 +99,19 @@ class Corpus:
     ``len``, ``size``, ``skipped`` and ``digest`` read everything once and remember.
     """
 
-    files: tuple[File, ...]
-    given: tuple[Document, ...]
+    files: tuple[File, ...] = field(repr=False)
+    given: tuple[Document, ...] = field(repr=False)
     text_field: str
     heldout_share: float
     source: str
 
-    def documents(self, split: Split = "train") -> Iterator[Document]:
+    def documents(self, split: str = "train") -> Iterator[Document]:
         """The documents of ``split``, one in memory at a time; a split without any is an error."""
-        if split not in get_args(Split):
+        if split not in SPLITS:
             raise DataError(f"split is {split!r}; choose train, heldout or all")
         return self._documents(split)
 
-    def _documents(self, split: Split) -> Iterator[Document]:
+    def _documents(self, split: str) -> Iterator[Document]:
         documents = size = 0
         for name, text in self._records(split):
             if text is not None:
@@ -126,7 +126,7 @@ class Corpus:
                 f"the {documents} documents of {self.source} are all empty; name files that hold text"
             )
 
-    def _records(self, split: Split) -> Iterator[tuple[str, str | None]]:
+    def _records(self, split: str) -> Iterator[tuple[str, str | None]]:
         def wanted(name: str) -> bool:
             return split == "all" or split_of(name, self.heldout_share) == split
 
@@ -134,12 +134,13 @@ class Corpus:
             yield from read(file, self.text_field, wanted)
         yield from ((given.name, given.text) for given in self.given if wanted(given.name))
 
-    def _nothing_in(self, split: Split) -> str:
+    def _nothing_in(self, split: str) -> str:
         if split == "all":
             return f"{self.source} holds no document at all; name files that hold text"
         return (
-            f"no document of {self.source} falls into the {split} split (heldout_share {self.heldout_share:g}, split "
-            "by name); change heldout_share, give more files, or give the held-out text as a corpus of its own"
+            f"no document of {self.source} falls into the {split} split (by name, heldout_share "
+            f"{self.heldout_share:g}); change heldout_share, give more files, or give the held-out text "
+            "as a corpus of its own"
         )
 
     @cached_property

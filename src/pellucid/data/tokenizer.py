@@ -5,19 +5,20 @@ A thin class over byte-level BPE from ``tokenizers``; ``tokenizer.json`` is the 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import re
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as _Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from pellucid.data.files import plain
+from pellucid.data.files import lone_surrogate, plain
 from pellucid.errors import DataError, UnsupportedError
 
 BEGIN, END, PAD = "<|begin|>", "<|end|>", "<|pad|>"
@@ -31,13 +32,13 @@ _LARGEST_FILE = 256 << 20
 _LARGEST_ID = 1 << 24
 _SLICE = 1 << 20
 
-# Byte-level BPE writes each byte as one visible character: printable Latin-1 as itself, the rest from U+0100 on.
+# Byte-level BPE writes each byte as one character: printable Latin-1 as itself, the rest from U+0100 on.
 _VISIBLE = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
 _HIDDEN = sorted(set(range(256)) - _VISIBLE)
 _BYTE_OF = {chr(byte): byte for byte in _VISIBLE} | {chr(256 + n): byte for n, byte in enumerate(_HIDDEN)}
 
-# A newline between two words: the pre-tokenizer always cuts before it, so that cutting there changes nothing.
-_CUT = re.compile(r"(?<=\S)(?=\n\S)")
+# Before the newline that starts a line's text, the pre-tokenizer always cuts: cutting there changes nothing.
+_CUT = re.compile(r"(?=\n\S)")
 
 # Threads are wanted, but a forked child has none of them and would wait for ever: there it works alone.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
@@ -68,7 +69,7 @@ class Tokenizer:
 
     @classmethod
     def train(cls, texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
-        """Learn up to ``vocab_size`` tokens from ``texts``: 256 bytes, three specials, and merges while pairs last."""
+        """Learn up to ``vocab_size`` tokens: 256 bytes, three specials, and merges while pairs last."""
         if vocab_size < _SMALLEST:
             raise DataError(
                 f"vocab_size is {vocab_size}, but the 256 bytes and 3 special tokens need {_SMALLEST}; "
@@ -93,9 +94,7 @@ class Tokenizer:
 
         backend.train_from_iterator(checked(), trainer)
         if not seen:
-            raise DataError(
-                "there is no text to train a tokenizer on; give at least one text that is not empty"
-            )
+            raise DataError("there is no text to train a tokenizer on; give one that is not empty")
         return cls(backend)
 
     # ---- text to ids
@@ -105,7 +104,7 @@ class Tokenizer:
         return self.encode_many([text])[0]
 
     def encode_document(self, text: str) -> list[int]:
-        """``[begin] + ids + [end]``: how a document is trained on (a loaded tokenizer without one goes without)."""
+        """``[begin] + ids + [end]``, less what a loaded tokenizer does not have."""
         return self.as_document(self.encode(text))
 
     def as_document(self, ids: Sequence[int]) -> list[int]:
@@ -119,7 +118,7 @@ class Tokenizer:
         pieces = [list(self._slices(_checked(text))) for text in texts]
         flat = [piece for slices in pieces for piece in slices]
         encoded = iter(self._backend.encode_batch_fast(flat, add_special_tokens=False))
-        result = [[id_ for _ in slices for id_ in next(encoded).ids] for slices in pieces]
+        result = [list(chain.from_iterable(next(encoded).ids for _ in slices)) for slices in pieces]
         if not self._byte_level:
             for ids in result:
                 self._refuse_forged(ids)
@@ -141,8 +140,8 @@ class Tokenizer:
         if forged:
             token = self._tokens[min(forged)]
             raise DataError(
-                f"the text spells the special token {token!r}, and this tokenizer has no other way to write it; "
-                "take it out of the text"
+                f"the text spells the special token {token!r}, and this tokenizer has no other way to write "
+                "it; take it out of the text"
             )
 
     # ---- ids to text
@@ -154,9 +153,8 @@ class Tokenizer:
             self._known(id_)
         if not self._byte_level:
             return str(self._backend.decode(ids, skip_special_tokens=skip_special))
-        pieces = (
-            self.token_bytes(id_) or (b"" if skip_special else self._tokens[id_].encode()) for id_ in ids
-        )
+        spelt = {} if skip_special else {id_: token.content.encode() for id_, token in self._added.items()}
+        pieces = (spelt.get(id_) or self.token_bytes(id_) for id_ in ids)
         return b"".join(pieces).decode("utf-8", errors="replace")
 
     def token_bytes(self, id_: int) -> bytes:
@@ -198,22 +196,19 @@ class Tokenizer:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write ``tokenizer.json`` to ``path``; the file is whole or not there."""
         target = Path(path)
-        temporary = None
+        temporary = target.with_name(f".{target.name}.{os.getpid()}")
         try:
-            with tempfile.NamedTemporaryFile(
-                "wb", dir=target.parent, prefix=".tokenizer-", delete=False
-            ) as file:
-                temporary = file.name
+            with open(temporary, "wb") as file:
                 file.write(self.to_json().encode())
             os.replace(temporary, target)
         except OSError as error:
-            if temporary is not None:
-                Path(temporary).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                temporary.unlink()
             raise DataError(f"cannot write the tokenizer to {plain(target)}: {error.strerror}") from error
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Tokenizer:
-        """Read a ``tokenizer.json``, ours or another's; begin, end and padding are found by their usual names."""
+        """Read a ``tokenizer.json``, ours or another's; special tokens are found by their usual names."""
         where = plain(path)
         try:
             if Path(path).is_dir():
@@ -250,7 +245,8 @@ class Tokenizer:
         return self._from_json, (self.to_json(),)
 
     def __repr__(self) -> str:
-        return f"Tokenizer(vocab_size={self.vocab_size}, bos_id={self.bos_id}, eos_id={self.eos_id}, pad_id={self.pad_id})"
+        special = f"bos_id={self.bos_id}, eos_id={self.eos_id}, pad_id={self.pad_id}"
+        return f"Tokenizer(vocab_size={self.vocab_size}, {special})"
 
 
 def _checked(text: str) -> str:
@@ -258,8 +254,5 @@ def _checked(text: str) -> str:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise DataError(
-            f"character {error.start} of the text is the lone surrogate U+{ord(text[error.start]):04X}, which is "
-            "no character; decode the text anew, or replace it"
-        ) from error
+        raise DataError(f"the text cannot be encoded: {lone_surrogate(text, error.start)}") from error
     return text

@@ -1,9 +1,9 @@
 """Tell the C library to keep the pages of freed activations for the next step.
 
 glibc hands every large block back to the kernel when it is freed; a training step frees and asks for the same
-large blocks over and over, and each time their pages are zeroed and faulted in again. Kept pages made steps of
-a middle-sized model 1.2 to 1.5 times as fast on a CPU. The price: memory that was used once stays with the
-process. Elsewhere than on glibc nothing is done.
+large blocks over and over, and each time their pages are zeroed and faulted in again. Kept pages made steps
+of a middle-sized model 1.2 to 1.5 times as fast on a CPU. The price: memory that was used once stays with
+the process. Elsewhere than on glibc nothing is done.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ def keep_pages() -> bool:
 
     It is not done where the C library is another one, or where the environment already sets these.
     """
-    if sys.platform != "linux" or platform.libc_ver()[0] != "glibc" or any(map(os.environ.get, _OWN_SETTINGS)):
+    if (
+        sys.platform != "linux"
+        or platform.libc_ver()[0] != "glibc"
+        or any(map(os.environ.get, _OWN_SETTINGS))
+    ):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     return mallopt is not None and bool(

@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from pellucid.configfile import Config
+from pellucid.data.text import HELDOUT_SHARE
 from pellucid.models.config import ModelConfig
 
 Rate = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
+Source = str | tuple[str, ...]
 Momentum = Annotated[float, Field(ge=0, lt=1)]
 
 
 class DataConfig(Config):
     """What is learnt, and how it is cut into rows."""
 
-    source: str | tuple[str, ...] = "python-source"
-    """``python-source`` (the running Python's standard library), a file, a folder, a glob, or a list of these."""
+    source: Source = "python-source"
+    """``python-source`` (the running Python's standard library), a file, a glob, or a list of these."""
     text_field: str = "text"
     """The field of JSONL and Parquet records that holds the text."""
-    heldout: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    heldout_share: Annotated[float, Field(gt=0, lt=1)] = HELDOUT_SHARE
     """The share of documents kept for validation, chosen by a stable hash of their names."""
+    heldout_source: Source | None = None
+    """Validation documents of their own; ``source`` is then used for training as a whole."""
     tokenizer: str | None = None
     """A ``tokenizer.json`` to use; left out, one is trained on the training documents."""
-    vocab_size: Annotated[int, Field(ge=257)] | None = None
+    vocab_size: Annotated[int, Field(ge=259)] | None = None
     """Tokens of a tokenizer that is trained; left out, the model's vocabulary."""
     length: Annotated[int, Field(ge=2)] = 256
     """Tokens in a row."""
@@ -44,7 +48,7 @@ class AdamW(Config):
 
 
 class Muon(Config):
-    """Muon for the matrices inside the blocks, AdamW for everything else (embeddings, head, norms, biases)."""
+    """Muon for the matrices inside the blocks, AdamW for embeddings, head, norms and biases."""
 
     kind: Literal["muon"] = "muon"
     rate: Rate = 0.02
@@ -71,7 +75,7 @@ class Schedule(Config):
     floor: Share = 0.0
 
     @model_validator(mode="after")
-    def _one_warmup(self) -> Self:
+    def _one_warmup(self) -> Schedule:
         if self.warmup_steps and self.warmup_share:
             raise ValueError(
                 f"warmup_steps is {self.warmup_steps} and warmup_share {self.warmup_share}; give one of them"
@@ -87,7 +91,7 @@ class Steps(Config):
 
 
 class Minutes(Config):
-    """A run of so many minutes, from the first step to the last, validation and saving on the way included."""
+    """A run of so many minutes, from the first step on; validation and saving on the way are included."""
 
     kind: Literal["minutes"] = "minutes"
     minutes: Annotated[float, Field(gt=0)]
@@ -104,7 +108,7 @@ class ValidationConfig(Config):
     every: Count = 0
     """Steps between validations; 0: only at the end."""
     documents: Positive | None = 32
-    """Held-out documents of a validation on the way; the last one always takes all of them."""
+    """Held-out documents of a validation on the way, drawn by a hash of their names; at the end: all."""
     length: Annotated[int, Field(ge=2)] | None = None
     """Tokens of a window; left out, ``data.length``."""
     stride: Positive | None = None
@@ -140,10 +144,12 @@ class TrainConfig(Config):
     device: str = "cpu"
 
     @model_validator(mode="after")
-    def _windows_fit(self) -> Self:
+    def _windows_fit(self) -> TrainConfig:
         length, stride = self.window
         if stride >= length:
-            raise ValueError(f"validation.stride is {stride} but a window has {length} tokens; stride must be smaller")
+            raise ValueError(
+                f"validation.stride is {stride} but a window has {length} tokens; stride must be smaller"
+            )
         vocab = self.data.vocab_size
         if vocab is not None and vocab > self.model.vocab_size:
             raise ValueError(

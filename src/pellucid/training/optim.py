@@ -82,16 +82,19 @@ class Optimizers:
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Give back what :meth:`state_tensors` gave; anything missing, surplus or misshapen is an error."""
         parameters = {name: p for p in self.parameters for name in [self._names[id(p)]]}
-        memories: dict[str, dict[nn.Parameter, dict[str, Any]]] = {part: {} for part in self.parts}
+        memories: dict[str, dict[Tensor, dict[str, Any]]] = {part: {} for part in self.parts}
         for key, tensor in tensors.items():
             part, _, rest = key.partition("/")
             name, _, what = rest.rpartition("/")
             if part not in self.parts or name not in parameters:
-                raise CheckpointError(f"optimizer state {key!r} belongs to no parameter of this run; was its config changed?")
+                raise CheckpointError(
+                    f"optimizer state {key!r} belongs to no parameter of this run; was its config changed?"
+                )
             parameter = parameters[name]
             if tensor.dim() and tensor.shape != parameter.shape:
                 raise CheckpointError(
-                    f"optimizer state {key!r} has shape {tuple(tensor.shape)} but the parameter {tuple(parameter.shape)}"
+                    f"optimizer state {key!r} has shape {tuple(tensor.shape)} "
+                    f"but the parameter {tuple(parameter.shape)}"
                 )
             memories[part].setdefault(parameter, {})[what] = tensor.to(parameter.device, copy=True)
         for part, memory in memories.items():
@@ -103,7 +106,7 @@ class Optimizers:
 def _check_complete(
     part: str,
     optimizer: torch.optim.Optimizer,
-    memory: Mapping[nn.Parameter, Mapping[str, Any]],
+    memory: Mapping[Tensor, Mapping[str, Any]],
     names: Mapping[int, str],
 ) -> None:
     """Either nothing was ever stepped, or every parameter remembers the same things."""
@@ -124,7 +127,9 @@ def make_optimizers(model: nn.Module, config: cfg.AdamW | cfg.Muon) -> Optimizer
         return [names[name] for name, role in by_role.items() if role in wanted]
 
     if isinstance(config, cfg.AdamW):
-        return Optimizers(names, {"adamw": _adamw(those("matrix", "head"), those("embedding", "vector"), config)})
+        return Optimizers(
+            names, {"adamw": _adamw(those("matrix", "head"), those("embedding", "vector"), config)}
+        )
     muon = torch.optim.Muon(
         those("matrix"),
         lr=config.rate,
@@ -132,10 +137,14 @@ def make_optimizers(model: nn.Module, config: cfg.AdamW | cfg.Muon) -> Optimizer
         weight_decay=config.weight_decay,
         adjust_lr_fn=config.adjust,
     )
-    return Optimizers(names, {"muon": muon, "adamw": _adamw(those("head"), those("embedding", "vector"), config.adamw)})
+    return Optimizers(
+        names, {"muon": muon, "adamw": _adamw(those("head"), those("embedding", "vector"), config.adamw)}
+    )
 
 
-def _adamw(decayed: Iterable[nn.Parameter], others: Iterable[nn.Parameter], config: cfg.AdamW) -> torch.optim.AdamW:
+def _adamw(
+    decayed: Iterable[nn.Parameter], others: Iterable[nn.Parameter], config: cfg.AdamW
+) -> torch.optim.AdamW:
     groups = [
         {"params": list(decayed), "weight_decay": config.weight_decay},
         {"params": list(others), "weight_decay": 0.0},

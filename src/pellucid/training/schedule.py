@@ -1,4 +1,4 @@
-"""The rate of a step, as a multiple of its peak. Pure functions: what is returned is what is used and logged."""
+"""The rate of a step, as a multiple of its peak. What is returned is what is used and logged."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def progress(budget: Steps | Minutes, step: int, minutes: float) -> float:
 def multiplier(schedule: Schedule, budget: Steps | Minutes, step: int, minutes: float) -> float:
     """The multiple of the peak rate that ``step`` uses.
 
-    A warm-up of 4 steps uses ¼, ½, ¾ and 1; then the shape starts from 1 and would reach ``floor`` at the step
-    after the last, so that no step is wasted on a rate of 0. A warm-up by share of a run measured in minutes
-    goes with the clock, and starts above 0.
+    A warm-up of 4 steps uses ¼, ½, ¾ and 1; then the shape starts from 1 and would reach ``floor`` at the
+    step after the last, so that no step is wasted on a rate of 0. A warm-up by share of a run measured in
+    minutes goes with the clock, and starts above 0.
     """
     done = progress(budget, step, minutes)
     warm, start = _warmup(schedule, budget, step, done)
@@ -31,7 +31,9 @@ def multiplier(schedule: Schedule, budget: Steps | Minutes, step: int, minutes: 
     return schedule.floor + (1 - schedule.floor) * _fall(schedule, past)
 
 
-def _warmup(schedule: Schedule, budget: Steps | Minutes, step: int, done: float) -> tuple[float | None, float]:
+def _warmup(
+    schedule: Schedule, budget: Steps | Minutes, step: int, done: float
+) -> tuple[float | None, float]:
     """The multiple while warming up (None afterwards), and the progress at which the warm-up ends."""
     steps = schedule.warmup_steps
     if schedule.warmup_share and isinstance(budget, Steps):

@@ -30,7 +30,7 @@ _LARGEST = 16 * 2**20
 
 @dataclass
 class Counters:
-    """Where the run is. ``loader`` is the data loader's own cursor; ``best`` the lowest bits per byte so far."""
+    """Where the run is; ``loader`` is the data loader's own cursor, ``best`` the lowest bits per byte."""
 
     step: int = 0
     tokens: int = 0
@@ -72,9 +72,16 @@ def load_state(folder: Path, optimizers: Optimizers) -> Counters:
     return counters
 
 
+def seed_all(seed: int) -> None:
+    """Start every random generator of the process (torch, its devices, Python, numpy) from ``seed``."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
 def random_state() -> dict[str, Tensor]:
     """The state of every random generator in the process: torch, its devices, Python, numpy."""
-    _, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)  # noqa: NPY002
+    _, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     version, internal, gauss_next = random.getstate()
     state = {
         "torch": torch.get_rng_state(),
@@ -94,14 +101,14 @@ def set_random_state(state: Mapping[str, Tensor], source: Path) -> None:
         torch.set_rng_state(state["torch"])
         position, has_gauss, gauss = state["numpy_gauss"].tolist()
         keys = state["numpy"].numpy().astype(np.uint32)
-        np.random.set_state(("MT19937", keys, int(position), int(has_gauss), gauss))  # noqa: NPY002
+        np.random.set_state(("MT19937", keys, int(position), int(has_gauss), gauss))
         version, *internal = state["python"].tolist()
         gauss_next = state["python_gauss"].tolist()
         random.setstate((version, tuple(internal), gauss_next[0] if gauss_next else None))
         devices = sorted((name for name in state if name.startswith("cuda")), key=lambda name: int(name[4:]))
         if devices and torch.cuda.is_available():
             torch.cuda.set_rng_state_all([state[name] for name in devices])
-    except (KeyError, ValueError, TypeError, RuntimeError) as error:
+    except (LookupError, ValueError, TypeError, RuntimeError) as error:
         raise CheckpointError(f"{source} holds no usable state of the random generators: {error}") from error
 
 
@@ -117,7 +124,9 @@ def _read_counters(path: Path) -> Counters:
     version = data.pop("schema_version", None) if isinstance(data, dict) else None
     wanted = {f.name for f in fields(Counters)}
     if version != _VERSION or set(data) != wanted:
-        raise CheckpointError(f"{path} is not a training state of version {_VERSION}; it was written by another version")
+        raise CheckpointError(
+            f"{path} is not a training state of version {_VERSION}; it was written by another version"
+        )
     numbers = [data[name] for name in ("step", "tokens", "minutes", "training_seconds")]
     if any(type(number) not in (int, float) or not 0 <= number < 1e18 for number in numbers):
         raise CheckpointError(f"{path} holds counters {numbers}, which are not counts")

@@ -1,9 +1,10 @@
-"""One step: forward and backward over micro-batches, one division, one look at the numbers, one change of the weights."""
+"""One step: forward and backward over micro-batches, one look at the numbers, one change of the weights."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,8 +17,9 @@ from pellucid.training.optim import Optimizers
 from pellucid.training.precision import Precision, autocast
 
 
-class StepResult(NamedTuple):
-    """What a step saw. ``loss_total / count`` is its loss in nats a token; the norm is the one before clipping."""
+@dataclass(frozen=True)
+class StepResult:
+    """What a step saw; ``loss_total`` is in nats, and the norm is the one before clipping."""
 
     loss_total: float
     count: int
@@ -51,11 +53,11 @@ def train_step(
     where: Where,
     precision: Precision = "float32",
 ) -> StepResult:
-    """Change the weights once, by the gradient of (sum of losses) / (counted positions) over all micro-batches.
+    """Change the weights once, by the gradient of (sum of losses) / (counted positions) of all micro-batches.
 
-    The counted positions are known on the host beforehand, so each micro-batch's share of the gradient is right
-    when it is added, however unevenly they are filled. With nothing to learn from, nothing changes. A loss or a
-    gradient that is not finite raises before any weight is touched.
+    The counted positions are known on the host beforehand, so each micro-batch's share of the gradient is
+    right when it is added, however unevenly they are filled. With nothing to learn from, nothing changes. A
+    loss or a gradient that is not finite raises before any weight is touched.
     """
     count = sum(counted(batch) for batch in micro_batches)
     optimizers.zero_grad()
@@ -70,7 +72,9 @@ def train_step(
             totals.append(torch.stack([loss.total.detach().double(), loss.count.double()]))
     gradients = [p.grad for p in optimizers.parameters if p.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients)
-    total, seen, grad_norm = torch.cat([sum(totals, torch.zeros_like(totals[0])), norm.double()[None]]).tolist()
+    total, seen, grad_norm = torch.cat(
+        [sum(totals, torch.zeros_like(totals[0])), norm.double()[None]]
+    ).tolist()
     assert seen == count, f"the model counted {seen} positions, the host {count}"
     _refuse_not_finite(total, grad_norm, optimizers, where)
     if clip_norm is not None:
@@ -82,7 +86,9 @@ def train_step(
 def counted(batch: Batch) -> int:
     """Positions of the batch whose label counts, known without asking a device."""
     if batch.counted is None:
-        raise ShapeError("a training batch needs labels made on the host; use data.objectives before moving it")
+        raise ShapeError(
+            "a training batch needs labels made on the host; use data.objectives before moving it"
+        )
     return len(batch.counted)
 
 
@@ -93,6 +99,7 @@ def _refuse_not_finite(total: float, norm: float, optimizers: Optimizers, where:
     optimizers.zero_grad()
     documents = ", ".join(where.documents()) or "unknown"
     raise NotFiniteError(
-        f"step {where.step}: {what}; the weights were not changed. Documents in the batch: {documents}. Last good "
-        f"checkpoint: {where.last_good or 'none yet'}. Lower the rate, lengthen the warm-up, or look at these documents"
+        f"step {where.step}: {what}; the weights were not changed. Documents in the batch: {documents}. "
+        f"Last good checkpoint: {where.last_good or 'none yet'}. "
+        "Lower the rate, lengthen the warm-up, or look at these documents"
     )

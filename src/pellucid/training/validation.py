@@ -1,9 +1,9 @@
 """Held-out bits per byte: every byte of every document is paid for, exactly once.
 
-A document is its begin token, its tokens and its end token, and everything after the begin token is predicted,
-the first token of the text included. What does not fit into one window is scored by overlapping ones: each
-token once, with as much text before it as fits. Unlike a loss per token, the result can be compared between
-tokenizers, and with a compressor such as gzip.
+A document is its begin token, its tokens and its end token, and everything after the begin token is
+predicted, the first token of the text included. What does not fit into one window is scored by overlapping
+ones: each token once, with as much text before it as fits. Unlike a loss per token, the result can be
+compared between tokenizers, and with a compressor such as gzip.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -25,13 +25,14 @@ from pellucid.training.precision import Precision, autocast
 _BATCHES_SORTED_TOGETHER = 32
 
 
+@runtime_checkable
 class Encoder(Protocol):
     """What is asked of a tokenizer here."""
 
-    bos_id: int
-    eos_id: int
+    @property
+    def bos_id(self) -> int | None: ...
 
-    def encode(self, text: str) -> list[int]: ...
+    def encode_document(self, text: str) -> list[int]: ...
 
 
 class Validation(NamedTuple):
@@ -57,7 +58,7 @@ class Window(NamedTuple):
 
 
 def windows(tokens: int, length: int, stride: int) -> Iterator[Window]:
-    """Windows of at most ``length`` over a document, so that each token but the first is scored exactly once."""
+    """Windows of at most ``length`` over a document; each token but the first is scored exactly once."""
     if not 1 <= stride < length:
         raise ConfigError(f"stride is {stride} but a window has {length} tokens; choose 1 … {length - 1}")
     fresh = 1
@@ -78,19 +79,26 @@ def bits_per_byte(
     precision: Precision = "float32",
 ) -> Validation:
     """Score ``documents``. Memory stays bounded by ``batch_tokens`` however many and long they are."""
+    if tokenizer.bos_id is None:
+        raise DataError(
+            "the tokenizer has no begin token, so nothing could predict the first token of a document; "
+            "use one that has"
+        )
     size = texts = 0
 
     def encoded() -> Iterator[list[int]]:
         nonlocal size, texts
         for document in documents:
             size, texts = size + document.size, texts + 1
-            yield [tokenizer.bos_id, *tokenizer.encode(document.text), tokenizer.eos_id]
+            yield tokenizer.encode_document(document.text)
 
     nats, tokens = score(
         model, encoded(), length=length, stride=stride, batch_tokens=batch_tokens, precision=precision
     )
     if not size:
-        raise DataError(f"{texts} documents with 0 bytes were given to validate on; there is nothing to measure")
+        raise DataError(
+            f"{texts} documents with 0 bytes were given to validate on; there is nothing to measure"
+        )
     return Validation(nats, tokens, size, texts)
 
 
@@ -104,7 +112,7 @@ def score(
     batch_tokens: int = 16384,
     precision: Precision = "float32",
 ) -> tuple[float, int]:
-    """Total nats and number of scored tokens of ``sequences``; the first token of each is given, not scored."""
+    """Total nats and number of scored tokens of ``sequences``; the first token of each is only given."""
     stride = max(length // 2, 1) if stride is None else stride
     device = next(model.parameters()).device
     rows = (

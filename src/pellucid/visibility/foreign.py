@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from pellucid.errors import ShapeError
-from pellucid.shapes import Bool, Tensor
+from pellucid.shapes import Tensor
 from pellucid.visibility import intervals as iv
 from pellucid.visibility.coordinates import Coordinates
 from pellucid.visibility.rules import Reach, Rule
@@ -52,7 +52,7 @@ class Given(Rule):
         return f"given{tuple(self.visible.shape)}"
 
 
-def from_visible(mask: Bool[Tensor, "..."], *, padding: bool = False) -> Rule:
+def from_visible(mask: Tensor, *, padding: bool = False) -> Rule:
     """``True`` (or 1) means visible.
 
     ``mask`` is ``[T, S]``, ``[B, T, S]`` or ``[B, 1, T, S]``; with ``padding=True`` it is ``[B, S]``, one entry a key.
@@ -77,7 +77,7 @@ def from_visible(mask: Bool[Tensor, "..."], *, padding: bool = False) -> Rule:
     return Given(visible)
 
 
-def from_hidden(mask: Bool[Tensor, "..."], *, padding: bool = False) -> Rule:
+def from_hidden(mask: Tensor, *, padding: bool = False) -> Rule:
     """``True`` (or 1) means hidden. Shapes as in :func:`from_visible`."""
     if mask.dtype.is_floating_point:
         raise ShapeError(f"from_hidden takes a boolean mask, not {mask.dtype}; use from_additive for numbers to add")

@@ -1,0 +1,115 @@
+"""``pellucid draw``: the mask picture."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pellucid.cli import common
+from pellucid.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pellucid.visibility import Rule
+
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="CONFIG|CKPT|RULE",
+        help="A model's YAML or JSON file, a checkpoint folder, or a rule such as 'causal & window(4)'.",
+        show_default=False,
+    ),
+]
+Output = Annotated[str, typer.Option("--output", "-o", help="The picture: .svg or .png.")]
+Length = Annotated[int, typer.Option(help="Tokens to draw, one document.")]
+Documents = Annotated[
+    str | None,
+    typer.Option(help="Lengths of documents packed in one row, such as 5,3,8.", show_default=False),
+]
+Groups = Annotated[
+    str | None,
+    typer.Option(help="A group for each token, for rules that read groups: 0,1,1,0.", show_default=False),
+]
+
+
+def draw(
+    target: Target,
+    output: Output = "mask.svg",
+    length: Length = 16,
+    documents: Documents = None,
+    groups: Groups = None,
+    as_json: common.Json = False,
+) -> None:
+    """Draw who may see whom: one panel for each rule of a model.
+
+    \b
+    Example:
+      pellucid draw "causal & (window(4) | sinks(2))" --documents 9,5 -o mask.svg
+    """
+    suffix = os.path.splitext(output)[1].lower()
+    if suffix not in (".svg", ".png"):
+        raise typer.BadParameter(
+            f"{output!r} ends in {suffix!r}; give a name that ends in .svg or .png", param_hint="--output"
+        )
+
+    from pellucid.reports import mask_figure, mask_panels, mask_png
+
+    rules, layered = _rules(target)
+    lengths = [length] if documents is None else common.numbers(documents, "--documents")
+    members = None if groups is None else common.numbers(groups, "--groups")
+    try:
+        panels = mask_panels(rules, documents=lengths, groups=members, layered=layered)
+    except ConfigError as error:
+        if members is not None:
+            raise
+        raise ConfigError(f"{error}; on the command line: --groups 0,1,1,0, one number a token") from None
+    figure = mask_figure(panels)
+    _write(output, figure.svg.encode() if suffix == ".svg" else mask_png(panels))
+    if as_json:
+        facts = [
+            {
+                "rule": p.rule,
+                "layers": list(p.layers),
+                "documents": list(p.documents),
+                "visible_pairs": p.edges,
+            }
+            for p in panels
+        ]
+        common.print_json({"output": output, "panels": facts})
+    else:
+        typer.echo(f"wrote {output}: {figure.caption}")
+
+
+def _rules(target: str) -> tuple[tuple[Rule, ...], bool]:
+    """The rules that ``target`` names, and whether they are those of layers."""
+    if os.path.isdir(target):
+        from pellucid.checkpoints.contract import read_contract
+        from pellucid.checkpoints.store import CONTRACT
+
+        return read_contract(Path(target, CONTRACT)).model.rules, True
+    if target.lower().endswith((".yaml", ".yml", ".json")):
+        from pellucid.configfile import read_mapping
+        from pellucid.models.config import ModelConfig
+
+        mapping = read_mapping(target)
+        inner = mapping.get("model")
+        return ModelConfig.from_mapping(inner if isinstance(inner, dict) else mapping).rules, True
+    from pellucid.visibility import parse
+
+    return (parse(target),), False
+
+
+def _write(path: str, content: bytes) -> None:
+    """Write the picture whole or not at all."""
+    unfinished = f"{path}.{os.getpid()}.unfinished"
+    try:
+        with open(unfinished, "wb") as file:
+            file.write(content)
+        os.replace(unfinished, path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from error
+    finally:
+        if os.path.exists(unfinished):
+            os.unlink(unfinished)

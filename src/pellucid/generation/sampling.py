@@ -1,0 +1,106 @@
+"""From logits to a token. Filters say what to keep, as booleans; nothing is ever added to a logit.
+
+Ties: equal logits rank by token id, lower first. ``keep_top_k`` and ``keep_top_p`` cut inside a tie by that
+rank; ``keep_min_p`` keeps or drops all of a tie; greedy takes the first. Everything is computed in float64,
+so a narrow dtype of the logits changes what the model said, but not how it is read.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from pellucid.errors import InputError
+from pellucid.generation.params import GenerationParams
+from pellucid.shapes import Bool, Float, Tensor
+
+_ROUNDING = 1e-6  # a sum this close below p has reached it: float32 logits cannot say more
+
+
+class Choice(NamedTuple):
+    """A token and its log-probability: the model's own, at temperature 1 and before any filter."""
+
+    token: int
+    logprob: float
+
+
+def keep_top_k(logits_BV: Float[Tensor, "B V"], k: int) -> Bool[Tensor, "B V"]:
+    """The ``k`` most likely tokens, exactly ``k`` of them where there are so many."""
+    return _first_ranked(logits_BV, torch.arange(logits_BV.shape[1], device=logits_BV.device) < k)
+
+
+def keep_top_p(logits_BV: Float[Tensor, "B V"], p: float) -> Bool[Tensor, "B V"]:
+    """The fewest most likely tokens whose probabilities sum to ``p``: at least one, and for ``p = 1`` all."""
+    if p >= 1:
+        return torch.ones_like(logits_BV, dtype=torch.bool)
+    ranked_BV = probabilities(logits_BV).sort(dim=1, descending=True, stable=True).values
+    before_BV = ranked_BV.cumsum(1) - ranked_BV  # what the more likely ones sum to
+    keep_BV = before_BV < p - _ROUNDING
+    keep_BV[:, 0] = True
+    return _first_ranked(logits_BV, keep_BV)
+
+
+def keep_min_p(logits_BV: Float[Tensor, "B V"], p: float) -> Bool[Tensor, "B V"]:
+    """Tokens at least ``p`` times as likely as the most likely one."""
+    likelihood_BV = probabilities(logits_BV)
+    return likelihood_BV >= p * likelihood_BV.amax(1, keepdim=True)
+
+
+def probabilities(logits_BV: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
+    """Softmax in float64."""
+    return logits_BV.double().softmax(1)
+
+
+def choose(
+    logits_V: Float[Tensor, " V"],
+    params: GenerationParams,
+    generator: torch.Generator,
+    *,
+    forbidden: tuple[int, ...] = (),
+) -> Choice:
+    """The next token of one request. Draws one number from ``generator``, or none when greedy."""
+    logits_BV = logits_V.double()[None]
+    if bool(logits_BV.isnan().any()) or bool((logits_BV == torch.inf).any()):
+        raise InputError("the model's logits hold NaN or infinity; audit or reload its weights")
+    allowed_BV = logits_BV > -torch.inf
+    allowed_BV[:, list(forbidden)] = False
+    if not bool(allowed_BV.any()):
+        raise InputError(
+            f"no token may be chosen: {len(forbidden)} stop ids are held back; lower min_new_tokens"
+        )
+    token = _pick(logits_BV.masked_fill(~allowed_BV, -torch.inf), params, generator)
+    return Choice(token, float(logits_BV.log_softmax(1)[0, token]))
+
+
+def _pick(logits_BV: Tensor, params: GenerationParams, generator: torch.Generator) -> int:
+    if params.temperature == 0:
+        return int(logits_BV.argmax(1))
+    # Subtracting the largest first keeps the quotient from overflowing at any temperature.
+    logits_BV = (logits_BV - logits_BV.amax(1, keepdim=True)) / params.temperature
+    if params.top_k is not None:
+        logits_BV = _only(logits_BV, keep_top_k(logits_BV, params.top_k))
+    logits_BV = _only(logits_BV, keep_top_p(logits_BV, params.top_p))
+    logits_BV = _only(logits_BV, keep_min_p(logits_BV, params.min_p))
+    return draw(probabilities(logits_BV)[0], generator)
+
+
+def draw(weights_V: Float[Tensor, " V"], generator: torch.Generator) -> int:
+    """An index with probability proportional to its weight, by one uniform number; never one of weight 0."""
+    weights_V = weights_V.cpu()
+    uniform = torch.rand((), generator=generator, dtype=torch.float64)
+    possible = weights_V.nonzero()[:, 0]
+    sums = weights_V[possible].double().cumsum(0)
+    place = int(torch.searchsorted(sums, uniform * sums[-1], right=True))
+    return int(possible[min(place, len(possible) - 1)])
+
+
+def _only(logits_BV: Tensor, keep_BV: Tensor) -> Tensor:
+    return logits_BV.masked_fill(~keep_BV, -torch.inf)
+
+
+def _first_ranked(logits_BV: Tensor, keep_ranks: Tensor) -> Tensor:
+    """Booleans by rank (``[V]`` or ``[B, V]``) put back in the order of token ids."""
+    order_BV = logits_BV.sort(dim=1, descending=True, stable=True).indices
+    keep_BV = torch.zeros_like(logits_BV, dtype=torch.bool)
+    return keep_BV.scatter(1, order_BV, keep_ranks.expand_as(order_BV))

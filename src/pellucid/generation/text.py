@@ -1,0 +1,233 @@
+"""Text at the edge: prompts to ids, ids to whole characters, stop texts found across tokens."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from torch import nn
+
+from pellucid.errors import InputError
+from pellucid.generation.decode import FinishReason, StepResult, decode
+from pellucid.generation.params import GenerationParams
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """What is needed of a tokenizer."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def bos_id(self) -> int | None: ...
+
+    @property
+    def eos_id(self) -> int | None: ...
+
+    def encode(self, text: str, /) -> list[int]:
+        """Ids of a text, without any special token."""
+        ...
+
+    def token_bytes(self, token: int, /) -> bytes:
+        """The bytes that a token stands for; none for a special token."""
+        ...
+
+
+@runtime_checkable
+class Speaker(Protocol):
+    """A model and its tokenizer, as a checkpoint holds them."""
+
+    @property
+    def model(self) -> nn.Module: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer | None: ...
+
+
+@dataclass(frozen=True)
+class Completion:
+    """``tokens`` are all that were drawn, a stop id included; ``text`` is what came before the stop."""
+
+    text: str
+    tokens: list[int]
+    logprobs: list[float]
+    finish_reason: FinishReason
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+class Piece(NamedTuple):
+    """A piece of the text of one row, as soon as it is certain."""
+
+    row: int
+    text: str
+
+
+class TextStream:
+    """Bytes in, whole characters out, nothing of a stop text and nothing after it.
+
+    Text that may turn out to be the beginning of a stop text is held back until it is known. Bytes that are
+    not UTF-8 become U+FFFD, an unfinished character only at :meth:`close`.
+    """
+
+    def __init__(self, stop: Sequence[str] = ()) -> None:
+        self.stopped = False
+        self._stop = tuple(stop)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held = ""
+
+    def push(self, data: bytes, *, may_stop: bool = True) -> str:
+        """What is now certain. ``may_stop=False`` lets stop texts that end in ``data`` pass."""
+        return self._accept(self._decoder.decode(data), may_stop)
+
+    def close(self, *, may_stop: bool = True) -> str:
+        """The rest."""
+        text = self._accept(self._decoder.decode(b"", final=True), may_stop)
+        held, self._held = self._held, ""
+        return text + held
+
+    def _accept(self, new: str, may_stop: bool) -> str:
+        if self.stopped:
+            return ""
+        before, text = len(self._held), self._held + new
+        if may_stop and (ends := self._matches(text, before)):
+            self.stopped, self._held = True, ""
+            return text[: min(ends)[1]]
+        sure = len(text) - self._possible(text)
+        self._held = text[sure:]
+        return text[:sure]
+
+    def _matches(self, text: str, before: int) -> list[tuple[int, int]]:
+        """(end, start) of stop texts in ``text`` that end after ``before``; what ends first is met first."""
+        found = ((stop, text.find(stop, max(0, before + 1 - len(stop)))) for stop in self._stop)
+        return [(start + len(stop), start) for stop, start in found if start >= 0]
+
+    def _possible(self, text: str) -> int:
+        """How many characters at the end of ``text`` may be the beginning of a stop text."""
+        lengths = (
+            length
+            for stop in self._stop
+            for length in range(1, min(len(stop), len(text) + 1))
+            if text.endswith(stop[:length])
+        )
+        return max(lengths, default=0)
+
+
+def encode_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Ids of a prompt. The one place where BOS is put before it."""
+    ids = list(tokenizer.encode(text))
+    return ids if tokenizer.bos_id is None else [tokenizer.bos_id, *ids]
+
+
+def generate(
+    checkpoint: Speaker,
+    prompts: Sequence[str],
+    params: GenerationParams | Sequence[GenerationParams] | None = None,
+    *,
+    use_cache: bool = True,
+    **fields: Any,
+) -> list[Completion]:
+    """Complete each text. ``fields`` are those of :class:`GenerationParams`, in place of ``params``.
+
+    The tokenizer's end-of-text token ends a row. Rows with one seed draw alike: for several different
+    completions of one prompt, give each its own ``params``.
+    """
+    run = _Run(checkpoint, prompts, params, use_cache, fields)
+    for _ in run:
+        pass
+    return run.completions()
+
+
+def stream(
+    checkpoint: Speaker,
+    prompts: Sequence[str],
+    params: GenerationParams | Sequence[GenerationParams] | None = None,
+    *,
+    use_cache: bool = True,
+    **fields: Any,
+) -> Iterator[Piece]:
+    """:func:`generate`, giving ``(row, text)`` as soon as it is certain; a row's texts join to the same."""
+    return iter(_Run(checkpoint, prompts, params, use_cache, fields))
+
+
+class _Run:
+    """Texts of a batch while they grow."""
+
+    def __init__(
+        self,
+        checkpoint: Speaker,
+        prompts: Sequence[str],
+        params: GenerationParams | Sequence[GenerationParams] | None,
+        use_cache: bool,
+        fields: dict[str, Any],
+    ) -> None:
+        if isinstance(prompts, str):
+            raise InputError(f"prompts is one text, {prompts[:40]!r}; give a list of texts")
+        if checkpoint.tokenizer is None:
+            raise InputError("there is no tokenizer beside this model; decode ids with generate_ids")
+        self.tokenizer = checkpoint.tokenizer
+        self.params = [_with_end(p, self.tokenizer.eos_id) for p in _each(params, fields, len(prompts))]
+        self.streams = [TextStream(p.stop) for p in self.params]
+        self.tokens: list[list[int]] = [[] for _ in prompts]
+        self.logprobs: list[list[float]] = [[] for _ in prompts]
+        self.texts: list[list[str]] = [[] for _ in prompts]
+        self.reasons: list[FinishReason] = ["length" for _ in prompts]
+        self._fresh: list[Piece] = []
+        self._steps = decode(
+            checkpoint.model,
+            [encode_prompt(self.tokenizer, prompt) for prompt in prompts],
+            self.params,
+            use_cache=use_cache,
+            vocab_size=min(self.tokenizer.vocab_size, int(checkpoint.model.config.vocab_size)),  # type: ignore[union-attr, arg-type]
+            ends_row=self._ends_row,
+        )
+
+    def __iter__(self) -> Iterator[Piece]:
+        for step in self._steps:
+            self._record(step)
+            fresh, self._fresh = self._fresh, []
+            yield from fresh
+
+    def _ends_row(self, row: int, token: int) -> bool:
+        text, may_stop = self.streams[row], len(self.tokens[row]) >= self.params[row].min_new_tokens
+        self._add(row, text.push(self.tokenizer.token_bytes(token), may_stop=may_stop))
+        return text.stopped
+
+    def _record(self, step: StepResult) -> None:
+        for row, (token, logprob) in enumerate(zip(step.tokens, step.logprobs, strict=True)):
+            if token is not None and logprob is not None:
+                self.tokens[row].append(token)
+                self.logprobs[row].append(logprob)
+        for row, reason in enumerate(step.finished):
+            if reason is not None:
+                self.reasons[row] = reason
+                self._add(row, self.streams[row].close(may_stop=False))
+
+    def _add(self, row: int, text: str) -> None:
+        if text:
+            self.texts[row].append(text)
+            self._fresh.append(Piece(row, text))
+
+    def completions(self) -> list[Completion]:
+        texts = ["".join(pieces) for pieces in self.texts]
+        return [Completion(*row) for row in zip(texts, self.tokens, self.logprobs, self.reasons, strict=True)]
+
+
+def _each(
+    params: GenerationParams | Sequence[GenerationParams] | None, fields: dict[str, Any], count: int
+) -> list[GenerationParams]:
+    if params is None:
+        return [GenerationParams(**fields)] * count
+    if fields:
+        raise InputError(f"{', '.join(fields)} came beside params; put all of it into params")
+    return [params] * count if isinstance(params, GenerationParams) else list(params)
+
+
+def _with_end(params: GenerationParams, eos_id: int | None) -> GenerationParams:
+    if eos_id is None or eos_id in params.stop_ids:
+        return params
+    return params.model_copy(update={"stop_ids": (*params.stop_ids, eos_id)})

@@ -1,0 +1,7 @@
+"""Records drawn: tables for terminals and pipes, mask pictures as SVG and PNG."""
+
+from pellucid.reports.plots import Panel, mask_figure, mask_panels
+from pellucid.reports.png import mask_png
+from pellucid.reports.table import plain_lines, show
+
+__all__ = ["Panel", "mask_figure", "mask_panels", "mask_png", "plain_lines", "show"]

@@ -1,0 +1,13 @@
+"""Changes weights: a loop that reads from top to bottom, and the parts it is made of.
+
+``train``          config and run folder to a trained checkpoint
+``TrainConfig``    everything a run is made from
+``bits_per_byte``  held-out bits per byte of any model and tokenizer
+"""
+
+from pellucid.training.config import TrainConfig
+from pellucid.training.loop import TrainResult, train
+from pellucid.training.step import NotFiniteError
+from pellucid.training.validation import Validation, bits_per_byte
+
+__all__ = ["NotFiniteError", "TrainConfig", "TrainResult", "Validation", "bits_per_byte", "train"]

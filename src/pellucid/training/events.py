@@ -1,0 +1,81 @@
+"""What a run tells those who listen: plain values, in the order in which things happen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Data, tokenizer and model stand; the first step comes next."""
+
+    run: Path
+    parameters: int
+    documents: int
+    tokens: int
+    """Tokens of the training documents."""
+    rows: int
+    """Rows in an epoch."""
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """One step is done. ``tokens`` are predictions that were learnt from, padding and borders left out."""
+
+    step: int
+    tokens: int
+    count: int
+    """Predictions of this step."""
+    loss: float
+    """Nats a token, over the whole step."""
+    rate: float
+    """The rate that was used."""
+    grad_norm: float
+    """Before clipping."""
+    epoch: float
+    seconds: float
+    """What this step took."""
+    progress: float
+    """How much of the budget is used, 0 … 1."""
+    minutes: float
+
+    @property
+    def minutes_left(self) -> float:
+        """What is left of the budget, at the pace so far."""
+        return self.minutes * (1 - self.progress) / self.progress if self.progress else 0.0
+
+
+@dataclass(frozen=True)
+class Validated:
+    """Held-out bits per byte after ``step``; ``final`` is over all held-out documents."""
+
+    step: int
+    bits_per_byte: float
+    nats_per_token: float
+    tokens: int
+    bytes: int
+    documents: int
+    final: bool
+    best: bool
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint is complete."""
+
+    step: int
+    path: Path
+
+
+@dataclass(frozen=True)
+class Interrupted:
+    """Somebody asked the run to stop; the step is finished and saved first."""
+
+    signal: str
+
+
+Event = Prepared | Stepped | Validated | Saved | Interrupted
+Listener = Callable[[Event], None]

@@ -1,0 +1,150 @@
+"""Those who listen to a run: the metrics file, a progress bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from pellucid.errors import TrainingError
+from pellucid.records import number
+from pellucid.training.events import Event, Interrupted, Listener, Prepared, Saved, Stepped, Validated
+
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+class Metrics:
+    """``metrics.jsonl``: one line a step and a validation, each written whole and at once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Stepped | Validated):
+            kind = "step" if isinstance(event, Stepped) else "validation"
+            self._write({"kind": kind, **asdict(event)})
+
+    def _write(self, record: dict[str, Any]) -> None:
+        plain = {key: number(value) if isinstance(value, float) else value for key, value in record.items()}
+        line = (json.dumps(plain) + "\n").encode()
+        try:
+            handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+            try:
+                written = os.write(handle, line)
+            finally:
+                os.close(handle)
+        except OSError as error:
+            raise TrainingError(
+                f"cannot write {self.path}: {error.strerror}; free space there and resume"
+            ) from error
+        if written != len(line):
+            raise TrainingError(f"cannot write {self.path}: the disk is full; free space there and resume")
+
+    def truncate(self, step: int) -> None:
+        """Forget what was logged after ``step``, and a line that was cut off: the run goes on from there."""
+        if not self.path.exists():
+            return
+        kept = 0
+        with open(self.path, "rb+") as file:
+            for line in file:
+                if not line.endswith(b"\n") or json.loads(line)["step"] > step:
+                    break
+                kept += len(line)
+            file.truncate(kept)
+
+
+@contextmanager
+def console_listener(console: Console | None = None) -> Iterator[Listener]:
+    """A listener for people: a bar with the numbers on a terminal, otherwise a line every few seconds."""
+    console = console or Console(stderr=True)
+    if not console.is_terminal:
+        yield _Lines(console)
+        return
+    columns = (
+        BarColumn(bar_width=24),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        yield _Bar(bar)
+
+
+def describe(event: Event, speed: float = 0.0) -> str:
+    """An event in one line."""
+    match event:
+        case Prepared():
+            return (
+                f"{event.parameters:,} parameters, {event.documents:,} documents, {event.tokens:,} tokens "
+                f"in {event.rows:,} rows -> {event.run}"
+            )
+        case Stepped():
+            return (
+                f"step {event.step}  loss {event.loss:.4f}  rate {event.rate:.2e}  "
+                f"gradient {event.grad_norm:.3f}  {speed:,.0f} tokens/s  {clock(event.minutes_left)} left"
+            )
+        case Validated():
+            what = f"all {event.documents}" if event.final else str(event.documents)
+            best = ", the best so far" if event.best else ""
+            return (
+                f"step {event.step}  {event.bits_per_byte:.4f} bits/byte on {what} held-out documents{best}"
+            )
+        case Saved():
+            return f"step {event.step}  saved {event.path}"
+        case Interrupted():
+            return f"{event.signal}: finishing the step and saving; once more to stop at once"
+
+
+def clock(minutes: float) -> str:
+    """``m:ss``, or ``h:mm:ss``."""
+    seconds = round(minutes * 60)
+    hours, rest = divmod(seconds, 3600)
+    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
+
+
+class _Speed:
+    """Tokens a second over the recent steps."""
+
+    def __init__(self) -> None:
+        self._tokens = self._seconds = 0.0
+
+    def add(self, event: Stepped) -> float:
+        self._tokens = 0.95 * self._tokens + event.count
+        self._seconds = 0.95 * self._seconds + event.seconds
+        return self._tokens / self._seconds if self._seconds else 0.0
+
+
+class _Lines:
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._speed = _Speed()
+        self._next = 0.0
+
+    def __call__(self, event: Event) -> None:
+        speed = self._speed.add(event) if isinstance(event, Stepped) else 0.0
+        if isinstance(event, Stepped):
+            if time.monotonic() < self._next and event.progress < 1:
+                return
+            self._next = time.monotonic() + _SECONDS_BETWEEN_LINES
+        self._console.print(describe(event, speed), highlight=False, markup=False, soft_wrap=True)
+
+
+class _Bar:
+    def __init__(self, bar: Progress) -> None:
+        self._bar = bar
+        self._task = bar.add_task("preparing", total=1.0)
+        self._speed = _Speed()
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Stepped):
+            line = describe(event, self._speed.add(event))
+            self._bar.update(self._task, completed=event.progress, description=line)
+        else:
+            self._bar.console.print(describe(event), highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,144 @@
+"""From a config to the parts of a run. What can be refused is refused here, before the first step."""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from pellucid.checkpoints import store
+from pellucid.data.loader import Loader
+from pellucid.data.text import Corpus, Document, open_corpus
+from pellucid.data.tokenizer import Tokenizer
+from pellucid.errors import ConfigError
+from pellucid.models.build import build
+from pellucid.models.decoder import Decoder
+from pellucid.training import state
+from pellucid.training.allocator import keep_pages
+from pellucid.training.config import TrainConfig
+from pellucid.training.optim import Optimizers, make_optimizers
+from pellucid.training.run_folder import RunFolder
+
+_OPTIMIZER_SHARE = 2  # AdamW remembers two numbers for each weight
+
+
+@dataclass
+class Parts:
+    """What a run consists of."""
+
+    train: Corpus
+    heldout: Corpus
+    sample: list[Document]
+    """The held-out documents of validations on the way."""
+    tokenizer: Tokenizer
+    loader: Loader
+    model: Decoder
+    optimizers: Optimizers
+    counters: state.Counters
+
+
+def prepare(config: TrainConfig, run: RunFolder, resume_from: RunFolder | None = None) -> Parts:
+    """Open the data, make or load tokenizer and model, and note in ``run`` what they are."""
+    set_up_process(config)
+    train, heldout = open_data(config)
+    sample = draw(heldout, config.validation.documents)
+    last = None if resume_from is None else resume_from.pointed("last")
+    tokenizer = make_tokenizer(config, train) if last is None else Tokenizer.load(last / store.TOKENIZER)
+    _check_fit(config, tokenizer)
+    loader = Loader.from_corpus(
+        train,
+        tokenizer,
+        "train",
+        batch_size=config.batch_size,
+        length=config.data.length,
+        seed=config.seed,
+    )
+    model = build(config.model, seed=config.seed, device=config.device)
+    model.gradient_checkpointing = config.checkpoint_activations
+    _check_lengths(config, model)
+    optimizers = make_optimizers(model, config.optimizer)
+    run.refuse_without_room(_checkpoint_size(model))
+    counters = state.Counters()
+    if last is not None:
+        counters = go_on(last, model, loader, optimizers)
+    run.describe_environment(
+        seed=config.seed,
+        data={"train": train.digest(), "heldout": heldout.digest(), "tokens": loader.store.digest()},
+        tokenizer=tokenizer.digest(),
+    )
+    return Parts(train, heldout, sample, tokenizer, loader, model, optimizers, counters)
+
+
+def go_on(last: Path, model: Decoder, loader: Loader, optimizers: Optimizers) -> state.Counters:
+    """Put model, loader, optimizers and random generators back to where ``last`` was saved."""
+    stored = store.load(last, check="digests").model
+    model.load_state_dict(
+        stored.state_dict()
+    )  # copied: mapped memory is aligned otherwise, and may round otherwise
+    counters = state.load_state(last / state.FOLDER, optimizers)
+    loader.load_state_dict(counters.loader)
+    return counters
+
+
+def set_up_process(config: TrainConfig) -> None:
+    """Threads, allocator and random generators, which belong to the whole process."""
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    keep_pages()
+    state.seed_all(config.seed)
+
+
+def open_data(config: TrainConfig) -> tuple[Corpus, Corpus]:
+    """The corpora whose ``train`` and ``heldout`` sides are used."""
+    data = config.data
+    if data.heldout_source is None:
+        corpus = open_corpus(data.source, text_field=data.text_field, heldout_share=data.heldout_share)
+        return corpus, corpus
+    return (
+        open_corpus(data.source, text_field=data.text_field, heldout_share=0.0),
+        open_corpus(data.heldout_source, text_field=data.text_field, heldout_share=1.0),
+    )
+
+
+def draw(heldout: Corpus, most: int | None) -> list[Document]:
+    """Up to ``most`` held-out documents, spread over the corpus by a hash of their names: always the same."""
+    documents = heldout.documents("heldout")
+    if most is None:
+        return list(documents)
+    return heapq.nsmallest(most, documents, key=lambda d: hashlib.sha256(d.name.encode()).digest())
+
+
+def make_tokenizer(config: TrainConfig, train: Corpus) -> Tokenizer:
+    """The tokenizer that the config names, or one trained on the training documents."""
+    if config.data.tokenizer is not None:
+        return Tokenizer.load(config.data.tokenizer)
+    size = config.data.vocab_size or config.model.vocab_size
+    return Tokenizer.train((document.text for document in train.documents("train")), vocab_size=size)
+
+
+def _check_fit(config: TrainConfig, tokenizer: Tokenizer) -> None:
+    if tokenizer.vocab_size > config.model.vocab_size:
+        raise ConfigError(
+            f"the tokenizer has {tokenizer.vocab_size} tokens but model.vocab_size is "
+            f"{config.model.vocab_size}; set model.vocab_size to {tokenizer.vocab_size} or more"
+        )
+    if tokenizer.bos_id is None:
+        raise ConfigError(
+            "the tokenizer has no begin token, and without one a document's first token is not learnt"
+        )
+
+
+def _check_lengths(config: TrainConfig, model: Decoder) -> None:
+    for name, length in (("data.length", config.data.length), ("validation.length", config.window[0])):
+        if model.max_length is not None and length > model.max_length:
+            raise ConfigError(
+                f"{name} is {length} but the model has positions for {model.max_length} tokens; "
+                "shorten it, or raise model.position.max_positions"
+            )
+
+
+def _checkpoint_size(model: Decoder) -> int:
+    return (1 + _OPTIMIZER_SHARE) * sum(p.numel() * p.element_size() for p in model.parameters())

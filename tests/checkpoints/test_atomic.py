@@ -1,0 +1,120 @@
+"""Folders and files appear whole or not at all."""
+
+import os
+import resource
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from pellucid.checkpoints.atomic import discard_folder, discard_unfinished, new_folder, write_text
+from pellucid.errors import CheckpointError
+
+
+@contextmanager
+def full_disk(size: int) -> Iterator[None]:
+    """No file may grow past ``size`` bytes: what a full disk does, without filling one."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_new_folder_appears_only_when_it_is_whole(tmp_path: Path) -> None:
+    target = tmp_path / "deep" / "folder"
+    with new_folder(target) as folder:
+        (folder / "inner").mkdir()
+        (folder / "inner" / "file").write_text("words")
+        assert not target.exists()
+        assert folder.parent == target.parent
+    assert (target / "inner" / "file").read_text() == "words"
+    assert os.listdir(target.parent) == ["folder"]
+
+
+def test_files_get_the_mode_of_any_new_file(tmp_path: Path) -> None:
+    """Weights are written so that only their owner may read them; a checkpoint is as open as its folder."""
+    with new_folder(tmp_path / "a") as folder:
+        (folder / "private").touch(mode=0o600)
+        (folder / "plain").touch()
+    modes = {stat.S_IMODE((tmp_path / "a" / name).stat().st_mode) for name in ("private", "plain")}
+    (tmp_path / "new").touch()
+    assert modes == {stat.S_IMODE((tmp_path / "new").stat().st_mode)}
+
+
+@pytest.mark.parametrize("kind", ["file", "empty folder", "dangling link"])
+def test_an_existing_target_is_refused_and_kept(tmp_path: Path, kind: str) -> None:
+    target = tmp_path / "target"
+    match kind:
+        case "file":
+            target.write_text("mine")
+        case "empty folder":
+            target.mkdir()
+        case "dangling link":
+            target.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(CheckpointError, match="exists already; nothing is overwritten"), new_folder(target):
+        pytest.fail("the block must not be entered")
+    assert os.path.lexists(target)
+    assert os.listdir(tmp_path) == ["target"]
+
+
+def test_a_target_that_appears_meanwhile_is_refused_and_kept(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    with pytest.raises(CheckpointError, match="exists already"), new_folder(target):
+        target.mkdir()
+    assert os.listdir(tmp_path) == ["target"]
+    assert not any(target.iterdir())
+
+
+def test_an_error_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), new_folder(tmp_path / "target") as folder:
+        (folder / "file").write_bytes(bytes(9 // len(os.listdir(folder))))
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    with (
+        full_disk(1000),
+        pytest.raises(CheckpointError, match=rf"cannot write {target}: File too large; free space"),
+        new_folder(target) as folder,
+    ):
+        (folder / "file").write_bytes(bytes(2000))
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    target = tmp_path / "file" / "target"
+    with pytest.raises(CheckpointError, match=f"cannot write {target}: "), new_folder(target):
+        pytest.fail("the block must not be entered")
+
+
+def test_text_is_replaced_in_one_step(tmp_path: Path) -> None:
+    path = tmp_path / "last"
+    write_text(path, "first\n")
+    write_text(path, "second\n")
+    assert path.read_text() == "second\n"
+    with full_disk(1000), pytest.raises(CheckpointError, match="cannot write"):
+        write_text(path, "x" * 2000)
+    assert path.read_text() == "second\n"
+    assert os.listdir(tmp_path) == ["last"]
+
+
+def test_what_a_killed_writer_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    writer = new_folder(tmp_path / "target")
+    (writer.__enter__() / "file").touch()  # and never goes on
+    (tmp_path / "other").mkdir()
+    assert len(os.listdir(tmp_path)) == 2
+    assert len(discard_unfinished(tmp_path)) == 1
+    assert os.listdir(tmp_path) == ["other"]
+
+
+def test_a_discarded_folder_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "step").mkdir()
+    (tmp_path / "step" / "file").touch()
+    discard_folder(tmp_path / "step")
+    assert not any(tmp_path.iterdir())

@@ -1,0 +1,219 @@
+"""The verbs on a small checkpoint: what they print, and how they refuse."""
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from pellucid.checkpoints import load, save
+from pellucid.cli import common
+from pellucid.cli.main import main
+from pellucid.generation import generate
+from pellucid.models.decoder import Decoder
+
+Captured = pytest.CaptureFixture[str]
+
+
+def refused(capsys: Captured, *arguments: str, code: int = 2) -> str:
+    assert main(list(arguments)) == code
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1
+    assert captured.err.startswith("error: ")
+    return captured.err
+
+
+# ------------------------------------------------------------------------------------------------ generate
+
+
+def test_generate_prints_the_prompt_and_what_follows(checkpoint: Path, capsys: Captured) -> None:
+    (expected,) = generate(load(checkpoint), ["def f"], max_new_tokens=8)
+    for extra in ([], ["--no-cache"]):
+        assert main(["generate", str(checkpoint), "def f", "--max-new-tokens", "8", *extra]) == 0
+        assert capsys.readouterr().out == f"def f{expected.text}\n"
+
+
+def test_generate_as_json_takes_every_option(checkpoint: Path, capsys: Captured) -> None:
+    options = {"max_new_tokens": 9, "temperature": 1.5, "top_k": 50, "top_p": 0.9, "min_p": 0.01, "seed": 3}
+    flags = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    assert main(["generate", str(checkpoint), "def", "x", *flags, "--stop", "zz", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    expected = generate(load(checkpoint), ["def", "x"], stop=("zz",), **options)
+    assert [{"prompt": p, **c.to_dict()} for p, c in zip(["def", "x"], expected, strict=True)] == found
+    assert set(found[0]) == {"prompt", "text", "tokens", "logprobs", "finish_reason"}
+
+
+def test_generate_reads_a_prompt_from_standard_input(
+    checkpoint: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("def g"))
+    assert main(["generate", str(checkpoint), "-", "--max-new-tokens", "1"]) == 0
+    assert capsys.readouterr().out.startswith("def g")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff"), encoding="utf-8"))
+    assert "standard input is not utf-8" in refused(capsys, "generate", str(checkpoint), "-")
+
+
+def test_generate_refuses_in_one_line(checkpoint: Path, without_tokenizer: Path, capsys: Captured) -> None:
+    here = str(checkpoint)
+    said = refused(capsys, "generate", here, "def f" * 40)
+    assert "the model has positions for 48" in said
+    assert "top_p is 1.5, but must be at most 1" in refused(capsys, "generate", here, "x", "--top-p", "1.5")
+    assert "top_p is nan" in refused(capsys, "generate", here, "x", "--top-p", "nan")
+    assert "does not exist" in refused(capsys, "generate", here + "-not", "x")
+    assert "no tokenizer" in refused(capsys, "generate", str(without_tokenizer), "x")
+    assert "cannot be encoded" in refused(capsys, "generate", here, "a\udcff")
+
+
+def test_a_terminal_is_not_commanded_by_a_model() -> None:
+    assert common.printable("a\x1b[2Jb\r\n\tc é漢\x07\x9b") == "a\ufffd[2Jb\ufffd\n\tc é漢\ufffd\ufffd"
+
+
+# ---------------------------------------------------------------------------------------------------- chat
+
+
+def chat(monkeypatch: pytest.MonkeyPatch, said: str, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(said))
+    return main(["chat", *arguments])
+
+
+def test_chat_replies_to_each_turn_and_ends_at_exit(
+    checkpoint: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "x\n\n  \n/exit\nnever read\n"
+    assert chat(monkeypatch, said, str(checkpoint), "--max-new-tokens", "4", "--temperature", "0") == 0
+    captured = capsys.readouterr()
+    loaded = load(checkpoint)
+    stop = ("\nUser: ",)
+    (reply,) = generate(loaded, ["User: x\nAssistant:"], max_new_tokens=4, temperature=0.0, stop=stop)
+    assert captured.out == reply.text.lstrip() + "\n"
+    assert captured.err == ""
+
+
+def test_chat_keeps_the_transcript_and_forgets_the_oldest_turn_when_it_must(
+    checkpoint: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts: list[str] = []
+    import pellucid.generation as generation
+
+    original = generation.stream
+
+    def listening(speaker: object, texts: list[str], *rest: object) -> object:
+        prompts.append(texts[0])
+        return original(speaker, texts, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(generation, "stream", listening)
+    said = "x\ny\nz\n"
+    assert chat(monkeypatch, said, str(checkpoint), "--max-new-tokens", "2", "--temperature", "0") == 0
+    assert prompts[0] == "User: x\nAssistant:"
+    assert prompts[1].startswith("User: x\nAssistant: ")
+    assert "(the oldest turn was forgotten)" in capsys.readouterr().err
+    assert prompts[-1].startswith("User: y\nAssistant: ")
+    assert prompts[-1].endswith("User: z\nAssistant:")
+
+
+def test_chat_goes_on_after_a_turn_that_is_too_long(
+    checkpoint: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "word " * 60 + "\nx\n"
+    assert chat(monkeypatch, said, str(checkpoint), "--max-new-tokens", "2", "--temperature", "0") == 0
+    captured = capsys.readouterr()
+    assert "the model has positions for 48" in captured.err
+    assert captured.out.count("\n") >= 1
+
+
+# ---------------------------------------------------------------------------------------------------- draw
+
+
+def test_draw_a_rule_a_config_and_a_checkpoint(checkpoint: Path, tmp_path: Path, capsys: Captured) -> None:
+    target = tmp_path / "mask.svg"
+    assert main(["draw", "causal & window(4)", "-o", str(target), "--length", "8"]) == 0
+    assert target.read_text().startswith("<svg")
+    assert capsys.readouterr().out == f"wrote {target}: causal() & window(4), 26 of 64 pairs visible (41%)\n"
+
+    config = tmp_path / "model.yaml"
+    config.write_text(
+        "model:\n  vocab_size: 9\n  hidden_size: 8\n  num_hidden_layers: 3\n"
+        "  attention: {num_attention_heads: 2}\n  ffn: {kind: dense, intermediate_size: 8}\n"
+    )
+    for named, layers in ((str(config), [[0, 1, 2]]), (str(checkpoint), [[0, 2], [1]])):
+        assert main(["draw", named, "-o", str(target), "--documents", "3,2", "--json"]) == 0
+        printed = json.loads(capsys.readouterr().out)
+        assert [panel["layers"] for panel in printed["panels"]] == layers
+        assert printed["panels"][-1]["visible_pairs"] == 6 + 3
+
+
+def test_draw_a_png(tmp_path: Path) -> None:
+    assert (
+        main(
+            ["draw", "causal | blocks", "--length", "4", "--groups", "0,1,1,0", "-o", str(tmp_path / "m.png")]
+        )
+        == 0
+    )
+    assert (tmp_path / "m.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_draw_refuses_in_one_line_and_leaves_nothing(tmp_path: Path, capsys: Captured) -> None:
+    there = str(tmp_path / "m.svg")
+    assert "give a name that ends in .svg or .png" in refused(capsys, "draw", "causal", "-o", "m.txt")
+    assert "there is no rule 'wndow'" in refused(capsys, "draw", "wndow(3)", "-o", there)
+    assert "does not exist" in refused(capsys, "draw", "none.yaml", "-o", there)
+    assert "write it like 3,5,1" in refused(capsys, "draw", "causal", "--documents", "3,x", "-o", there)
+    assert "--groups 0,1,1,0" in refused(capsys, "draw", "blocks", "-o", there)
+    assert "draw 1 to 512" in refused(capsys, "draw", "causal", "--length", "0", "-o", there)
+    assert "no such file or directory" in refused(
+        capsys, "draw", "causal", "-o", str(tmp_path / "no" / "m.svg")
+    )
+    (tmp_path / "taken.svg").mkdir()
+    assert "taken.svg: is a directory" in refused(capsys, "draw", "causal", "-o", str(tmp_path / "taken.svg"))
+    assert [path.name for path in tmp_path.iterdir()] == ["taken.svg"]
+
+
+# --------------------------------------------------------------------------------------------------- audit
+
+
+def test_audit_passes_an_honest_checkpoint(checkpoint: Path, capsys: Captured) -> None:
+    assert main(["audit", str(checkpoint), "--checks", "future, loss"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines[2:4]] == [["future", "pass"], ["loss", "pass"]]
+    assert lines[-1] == "passed"
+    assert main(["audit", str(checkpoint), "--checks", "future", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["verdicts"] == {"future": "pass"}
+
+
+def test_audit_of_a_leak_exits_with_one(
+    checkpoint: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A twin whose every token takes a little from the one after it."""
+    forward = Decoder.forward
+
+    def leaking(self: Decoder, batch: object, **options: object) -> object:
+        output = forward(self, batch, **options)  # type: ignore[arg-type]
+        if output.logits is not None:
+            object.__setattr__(output, "logits", output.logits + 0.1 * output.logits.roll(-1, 1))
+        return output
+
+    monkeypatch.setattr(Decoder, "forward", leaking)
+    assert main(["audit", str(checkpoint), "--checks", "future", "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["passed"] is False
+    assert report["verdicts"] == {"future": "leak"}
+
+
+def test_audit_strict_fails_on_what_is_fragile(checkpoint: Path, tmp_path: Path, capsys: Captured) -> None:
+    """A model whose output does not depend on its input cannot show a leak."""
+    loaded = load(checkpoint)
+    with torch.no_grad():
+        loaded.model.norm.weight.zero_()
+    save(tmp_path / "deaf", loaded.model)
+    arguments = ["audit", str(tmp_path / "deaf"), "--checks", "future"]
+    assert main(arguments) == 0
+    assert "fragile" in capsys.readouterr().out
+    assert main([*arguments, "--strict"]) == 1
+    assert capsys.readouterr().out.endswith("failed\n")
+
+
+def test_audit_refuses_in_one_line(checkpoint: Path, capsys: Captured) -> None:
+    assert "did you mean 'future'" in refused(capsys, "audit", str(checkpoint), "--checks", "futur")
+    assert "does not exist" in refused(capsys, "audit", "nowhere")

@@ -1,0 +1,24 @@
+"""Tensor shapes in annotations are checked while tests run, and every test starts from the same seed."""
+
+import helpers.shape_checks  # noqa: F401  (the hook below looks it up by name)
+import jaxtyping
+
+jaxtyping.install_import_hook("pellucid", "helpers.shape_checks.shapes_only").__enter__()
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def our_checks_only():
+    """For tests of our own error messages: what users see, who have no annotations checked."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)

@@ -1,0 +1,159 @@
+"""The loop: with and without a cache, alone and in a batch, its limits and its stops."""
+
+import pytest
+import torch
+
+from helpers.table_model import TableModel
+from pellucid.errors import InputError, LengthError
+from pellucid.generation import GenerationParams, decode, generate_ids
+
+PROMPTS = [[1, 2, 3], [4], [5, 6, 0, 1, 2]]
+
+
+def sampled(seed: int, **fields: object) -> GenerationParams:
+    return GenerationParams(temperature=1.0, seed=seed, **{"max_new_tokens": 6, **fields})
+
+
+@pytest.mark.parametrize("params", [GenerationParams(max_new_tokens=6), sampled(3, top_p=0.9, top_k=5)])
+def test_with_and_without_a_cache_give_the_same(params: GenerationParams) -> None:
+    model = TableModel.random(9)
+    assert generate_ids(model, PROMPTS, params) == generate_ids(model, PROMPTS, params, use_cache=False)
+
+
+def test_a_request_is_the_same_alone_and_with_any_batch_mates() -> None:
+    """P-BATCH for generated ids; the mates stop early, late, and draw more or fewer numbers."""
+    model = TableModel.random(9)
+    params = [sampled(1), sampled(2, max_new_tokens=1), GenerationParams(max_new_tokens=9)]
+    together = generate_ids(model, PROMPTS, params)
+    alone = [generate_ids(model, [p], [q])[0] for p, q in zip(PROMPTS, params, strict=True)]
+    assert together == alone
+    assert generate_ids(model, PROMPTS[::-1], params[::-1]) == alone[::-1]
+
+
+def test_equal_seeds_draw_equally_and_other_seeds_do_not() -> None:
+    model = TableModel.random(9)
+    same = generate_ids(model, [[1], [1]], sampled(5, max_new_tokens=20))
+    assert same[0] == same[1]
+    assert generate_ids(model, [[1]], sampled(6, max_new_tokens=20))[0] != same[0]
+
+
+def test_the_global_random_state_is_not_touched() -> None:
+    before = torch.get_rng_state()
+    generate_ids(TableModel.random(9), [[1]], [GenerationParams(temperature=1.0)])
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_greedy_follows_the_table() -> None:
+    result = generate_ids(
+        TableModel.chain({1: 2, 2: 3, 3: 1}, 4), [[1], [3]], GenerationParams(max_new_tokens=4)
+    )
+    assert [row.tokens for row in result] == [[2, 3, 1, 2], [1, 2, 3, 1]]
+    assert result[0].finish_reason == "length"
+
+
+def test_a_cached_step_runs_one_slot_and_nothing_runs_after_the_end() -> None:
+    model = TableModel.random(9)
+    generate_ids(model, PROMPTS, GenerationParams(max_new_tokens=3))
+    assert model.slots_run == [(3, 5), (3, 1), (3, 1)]
+    model.slots_run.clear()
+    generate_ids(model, PROMPTS, GenerationParams(max_new_tokens=3), use_cache=False)
+    assert model.slots_run == [(3, 5), (3, 6), (3, 7)]
+
+
+def test_one_rows_stop_does_not_end_the_batch() -> None:
+    """B128: the other rows go on, and a finished row gives nothing more."""
+    model = TableModel.chain({1: 2, 2: 3, 3: 1}, 5)
+    params = [GenerationParams(max_new_tokens=4, stop_ids=[2]), GenerationParams(max_new_tokens=4)]
+    steps = list(decode(model, [[1], [1]], params))
+    assert [step.tokens for step in steps] == [(2, 2), (None, 3), (None, 1), (None, 2)]
+    assert [step.finished for step in steps] == [("stop", None), (None, None), (None, None), (None, "length")]
+    assert [step.logprobs[0] is None for step in steps] == [False, True, True, True]
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_every_stop_id_waits_for_the_least_number_of_new_tokens(use_cache: bool) -> None:
+    """B127: end ids {2, 3}, at least 2 new, the model prefers 3, then 2: the third token may be 3."""
+    table = torch.zeros(5, 5, 5, dtype=torch.float64)
+    table[..., 3], table[..., 2], table[..., 4] = 9.0, 8.0, 7.0
+    params = GenerationParams(min_new_tokens=2, stop_ids=[2, 3], max_new_tokens=8)
+    for prompt in ([1], [1, 1, 1, 1, 1]):  # the prompt does not count
+        result = generate_ids(TableModel(table), [prompt], params, use_cache=use_cache)[0]
+        assert (result.tokens, result.finish_reason) == ([4, 4, 3], "stop")
+
+
+def test_rows_of_the_table_beyond_the_vocabulary_never_come() -> None:
+    """B131: V = 5 padded to 8 with logits +10 beyond; neither drawn nor part of any probability."""
+    table = torch.zeros(8, 8, 8, dtype=torch.float64)
+    table[..., 5:] = 10.0
+    params = GenerationParams(temperature=1.0, seed=0, max_new_tokens=50)
+    result = generate_ids(TableModel(table), [[1]], params, vocab_size=5)[0]
+    assert set(result.tokens) == {0, 1, 2, 3, 4}
+    assert result.logprobs == pytest.approx([-torch.tensor(5.0).log().item()] * 50)
+
+
+def test_a_caller_may_end_a_row() -> None:
+    model = TableModel.chain({1: 2, 2: 3, 3: 1}, 4)
+    asked: list[tuple[int, int]] = []
+
+    def ends_row(row: int, token: int) -> bool:
+        asked.append((row, token))
+        return row == 0 and token == 3
+
+    steps = list(
+        decode(model, [[1], [2]], GenerationParams(max_new_tokens=3, stop_ids=[1]), ends_row=ends_row)
+    )
+    assert [step.tokens for step in steps] == [(2, 3), (3, 1)]
+    assert [step.finished for step in steps] == [(None, None), ("stop", "stop")]
+    assert asked == [(0, 2), (1, 3), (0, 3)]  # a stop id is not asked about
+
+
+def refused(error: type[Exception], prompts: object, *args: object, **kwargs: object) -> str:
+    model = TableModel.random(9, max_length=8)
+    with pytest.raises(error) as caught:
+        decode(model, prompts, *args, **kwargs)  # type: ignore[arg-type]
+    assert model.slots_run == []
+    return str(caught.value)
+
+
+def test_too_long_is_refused_before_anything_runs() -> None:
+    """B100: table 8, prompt 6, generate 5."""
+    said = refused(LengthError, [[1], [1] * 6], GenerationParams(max_new_tokens=5))
+    assert "prompt 1 has 6 tokens and max_new_tokens is 5, 11 in all" in said
+    assert "positions for 8; ask for at most 2 new tokens" in said
+    assert "shorten the prompt" in refused(LengthError, [[1] * 8], GenerationParams(max_new_tokens=1))
+    generate_ids(TableModel.random(9, max_length=8), [[1] * 6], GenerationParams(max_new_tokens=2))
+
+
+def test_bad_input_is_refused_before_anything_runs() -> None:
+    few = GenerationParams(max_new_tokens=2)
+    assert "prompt 1 is empty" in refused(InputError, [[1], []], few)
+    assert "prompt 0 holds 9, but token ids are 0 to 8" in refused(InputError, [[9]], few)
+    assert "prompt 0 holds -1" in refused(InputError, [[-1]], few)
+    assert "prompt 0 holds True" in refused(InputError, [[True]], few)
+    far, text = few.model_copy(update={"stop_ids": [9]}), few.model_copy(update={"stop": ["x"]})
+    assert "stop id 9 can never come" in refused(InputError, [[1]], far)
+    assert "need text" in refused(InputError, [[1]], text)
+    assert "2 params for 1 prompts" in refused(InputError, [[1]], [few, few])
+    assert "vocab_size is 10, but the model has 9" in refused(InputError, [[1]], few, vocab_size=10)
+    assert "prompt 0 holds 5" in refused(InputError, [[5]], few, vocab_size=4)
+
+
+def test_a_model_in_training_mode_is_refused() -> None:
+    model = TableModel.random(9).train()
+    with pytest.raises(InputError, match=r"call model\.eval"):
+        decode(model, [[1]])
+
+
+def test_no_prompts_give_nothing() -> None:
+    assert generate_ids(TableModel.random(9), []) == []
+
+
+def test_the_caller_is_not_left_in_inference_mode() -> None:
+    for _ in decode(TableModel.random(9), [[1]], GenerationParams(max_new_tokens=2)):
+        assert not torch.is_inference_mode_enabled()
+
+
+def test_the_callers_prompt_is_left_alone() -> None:
+    prompt = [1, 2]
+    generate_ids(TableModel.random(9), [prompt], GenerationParams(max_new_tokens=2))
+    assert prompt == [1, 2]

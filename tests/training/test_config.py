@@ -1,0 +1,79 @@
+"""What a training config refuses, and that it reads back equal."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pellucid.configfile import to_yaml
+from pellucid.errors import ConfigError
+from pellucid.training.config import AdamW, Minutes, Muon, Steps, TrainConfig
+
+WORDS: dict[str, Any] = {
+    "model": {
+        "vocab_size": 300,
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "attention": {"num_attention_heads": 2},
+        "ffn": {"kind": "dense", "intermediate_size": 24},
+    },
+    "budget": {"kind": "steps", "steps": 6},
+}
+
+
+def config(**changes: Any) -> TrainConfig:
+    return TrainConfig.from_mapping(WORDS | changes)
+
+
+def test_kinds_choose_parts() -> None:
+    assert config().optimizer == AdamW()
+    assert config(optimizer={"kind": "muon", "rate": 1e-2, "adamw": {"rate": 1e-3}}).optimizer == Muon(
+        rate=0.01, adamw=AdamW(rate=0.001)
+    )
+    assert config().budget == Steps(steps=6)
+    assert config(budget={"kind": "minutes", "minutes": 4}).budget == Minutes(minutes=4.0)
+
+
+def test_windows_default_to_the_training_length_and_half_of_it() -> None:
+    assert config(data={"length": 64}).window == (64, 32)
+    assert config(validation={"length": 100}).window == (100, 50)
+    assert config(validation={"length": 100, "stride": 7}).window == (100, 7)
+    assert config(data={"length": 2}).window == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"optimiser": {"kind": "adamw"}}, "did you mean 'optimizer'"),
+        ({"optimizer": {"kind": "muon", "momentun": 0.9}}, "momentun"),
+        ({"optimizer": {"kind": "sgd"}}, "sgd"),
+        ({"optimizer": {"kind": "adamw", "rate": "3e-4"}}, "rate"),
+        ({"optimizer": {"kind": "adamw", "betas": [0.9, 1.0]}}, "betas"),
+        ({"optimizer": {"kind": "adamw", "rate": -1.0}}, "rate"),
+        ({"budget": {"kind": "steps", "steps": 0}}, "steps"),
+        ({"budget": {"kind": "minutes", "minutes": 0}}, "minutes"),
+        ({"schedule": {"warmup_steps": 3, "warmup_share": 0.1}}, "give one of them"),
+        ({"schedule": {"warmup_share": 1.0}}, "warmup_share"),
+        ({"validation": {"length": 8, "stride": 8}}, "stride is 8 but a window has 8"),
+        ({"data": {"vocab_size": 301}}, "data.vocab_size is 301 but model.vocab_size is 300"),
+        ({"clip_norm": 0.0}, "clip_norm"),
+        ({"precision": "float16"}, "float16"),
+        ({"batch_size": True}, "batch_size"),
+        ({"seed": -1}, "seed"),
+    ],
+)
+def test_what_is_wrong_is_named(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        config(**changes)
+
+
+def test_what_is_written_reads_back_equal(tmp_path: Path) -> None:
+    wanted = config(
+        optimizer={"kind": "muon"}, budget={"kind": "minutes", "minutes": 4.5}, clip_norm=None, seed=3
+    )
+    (tmp_path / "config.yaml").write_text(to_yaml(wanted))
+    assert TrainConfig.from_file(tmp_path / "config.yaml") == wanted
+    changed = TrainConfig.from_file(tmp_path / "config.yaml", ["optimizer.adamw.rate=3e-4", "seed=4"])
+    assert changed == wanted.model_copy(
+        update={"seed": 4, "optimizer": Muon(adamw=AdamW(rate=3e-4, weight_decay=0.0))}
+    )

@@ -1,0 +1,86 @@
+"""What concerns the whole process: the allocator, signals, the number format."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+from pellucid.training import allocator
+from pellucid.training.interrupts import Interrupts
+from pellucid.training.precision import autocast
+
+_FAULTS = """
+import resource
+from pellucid.training.allocator import keep_pages
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(5):
+        b"x" * (40 << 20)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+plain = faults()
+assert keep_pages()
+faults()
+print(plain, faults())
+"""
+
+needs_glibc = pytest.mark.skipif(allocator.platform.libc_ver()[0] != "glibc", reason="another C library")
+
+
+@needs_glibc
+def test_freed_pages_are_not_faulted_in_again() -> None:
+    """By what the kernel counts, before and after."""
+    environment = {k: v for k, v in os.environ.items() if k not in allocator._OWN_SETTINGS}
+    plain, kept = subprocess.check_output([sys.executable, "-c", _FAULTS], env=environment).split()
+    assert int(kept) < 100 < 1000 < int(plain)
+
+
+@needs_glibc
+def test_the_users_own_setting_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "100000")
+    assert not allocator.keep_pages()
+
+
+def test_nothing_is_done_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allocator.sys, "platform", "darwin")
+    assert not allocator.keep_pages()
+    monkeypatch.setattr(allocator.sys, "platform", "linux")
+    monkeypatch.setattr(allocator.platform, "libc_ver", lambda: ("musl", "1.2"))
+    assert not allocator.keep_pages()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_asks_once_and_stops_at_once_the_second_time(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with Interrupts() as interrupts:
+        assert interrupts.asked is None
+        os.kill(os.getpid(), number)
+        assert interrupts.asked == number
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), number)
+    assert signal.getsignal(number) is before
+
+
+def test_outside_the_main_thread_signals_are_left_alone() -> None:
+    found = []
+
+    def work() -> None:
+        with Interrupts() as interrupts:
+            found.append((interrupts.asked, signal.getsignal(signal.SIGINT)))
+
+    before = signal.getsignal(signal.SIGINT)
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [(None, before)]
+
+
+def test_autocast_is_bfloat16_or_nothing() -> None:
+    a = torch.ones(2, 2)
+    with autocast("bfloat16", "cpu"):
+        assert (a @ a).dtype == torch.bfloat16
+    with autocast("float32", torch.device("cpu")):
+        assert (a @ a).dtype == torch.float32

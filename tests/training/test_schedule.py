@@ -1,0 +1,73 @@
+"""The rate of every step, written out."""
+
+import math
+
+import pytest
+
+from pellucid.training.config import Minutes, Schedule, Steps
+from pellucid.training.schedule import multiplier, progress
+
+
+def rates(schedule: Schedule, steps: int) -> list[float]:
+    return [round(multiplier(schedule, Steps(steps=steps), step, 0.0), 6) for step in range(steps)]
+
+
+def test_a_warm_up_of_four_uses_quarters_and_reaches_the_peak() -> None:
+    """B116: used rates .25, .5, .75, 1.0, then the decay to 0 over 4, none of them wasted on 0."""
+    schedule = Schedule(shape="linear", warmup_steps=4)
+    assert rates(schedule, 8) == [0.25, 0.5, 0.75, 1.0, 1.0, 0.75, 0.5, 0.25]
+
+
+def test_cosine_and_stable_written_out() -> None:
+    assert rates(Schedule(shape="cosine", floor=0.1), 4) == [1.0, 0.868198, 0.55, 0.231802]
+    assert rates(Schedule(shape="stable", decay_share=0.5), 8) == [1, 1, 1, 1, 1, 0.75, 0.5, 0.25]
+
+
+def test_no_warm_up_no_decay_and_all_warm_up_are_finite() -> None:
+    """B116: nothing is divided by 0."""
+    assert rates(Schedule(shape="linear"), 2) == [1.0, 0.5]
+    assert rates(Schedule(shape="stable", decay_share=0.0), 3) == [1.0, 1.0, 1.0]
+    assert rates(Schedule(warmup_steps=3), 3) == [round(1 / 3, 6), round(2 / 3, 6), 1.0]
+    assert rates(Schedule(warmup_steps=5), 3) == [0.2, 0.4, 0.6]
+    assert rates(Schedule(), 1) == [1.0]
+    past_the_end = multiplier(Schedule(floor=0.25, warmup_steps=9), Steps(steps=3), 20, 0.0)
+    assert past_the_end == 0.25
+
+
+def test_a_share_of_the_steps_is_a_number_of_steps() -> None:
+    assert rates(Schedule(shape="linear", warmup_share=0.5), 8) == rates(
+        Schedule(shape="linear", warmup_steps=4), 8
+    )
+
+
+def test_minutes_warm_up_and_end_on_the_clock() -> None:
+    schedule, budget = Schedule(shape="linear", warmup_share=0.1), Minutes(minutes=10)
+    at = [
+        round(multiplier(schedule, budget, step, minutes), 6)
+        for step, minutes in enumerate([0.0, 0.5, 1.0, 5.5, 10.0, 11.0])
+    ]
+    assert at == [0.01, 0.5, 1.0, 0.5, 0.0, 0.0]
+
+
+def test_minutes_warm_up_by_steps_too() -> None:
+    schedule, budget = Schedule(shape="linear", warmup_steps=2), Minutes(minutes=10)
+    assert [multiplier(schedule, budget, step, step * 0.1) for step in range(3)] == [0.5, 1.0, 0.98]
+
+
+@pytest.mark.parametrize(
+    ("step", "minutes", "expected"),
+    [(0, 0.0, 0.0), (50, 1.0, 0.5), (10, 9.0, 0.9), (200, 0.0, 1.0), (0, 99.0, 1.0)],
+)
+def test_progress_is_the_further_of_clock_and_steps(step: int, minutes: float, expected: float) -> None:
+    assert progress(Minutes(minutes=10, steps=100), step, minutes) == expected
+
+
+def test_every_rate_is_positive_and_none_above_the_peak() -> None:
+    for shape in ("cosine", "linear", "stable"):
+        for warmup in (0, 1, 7, 20):
+            found = [
+                multiplier(Schedule(shape=shape, warmup_steps=warmup), Steps(steps=20), s, 0.0)
+                for s in range(20)
+            ]
+            assert all(0 < rate <= 1 and math.isfinite(rate) for rate in found)
+            assert max(found) == 1

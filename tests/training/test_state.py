@@ -1,0 +1,119 @@
+"""A run's state goes to two plain files and comes back whole."""
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from pellucid.errors import CheckpointError
+from pellucid.training.config import AdamW
+from pellucid.training.optim import Optimizers, make_optimizers
+from pellucid.training.state import Counters, load_state, random_state, save_state, seed_all, set_random_state
+
+COUNTERS = Counters(
+    step=7,
+    tokens=900,
+    minutes=1.5,
+    training_seconds=80.25,
+    best=2.125,
+    best_step=5,
+    loader={"batch": 7, "data": "ab"},
+)
+
+
+def stepped() -> tuple[nn.Module, Optimizers]:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    optimizers = make_optimizers(model, AdamW())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizers.step()
+    return model, optimizers
+
+
+def draws() -> list[float]:
+    return [torch.rand(()).item(), random.random(), random.gauss(), np.random.rand(), np.random.randn()]
+
+
+def test_counters_optimizers_and_every_generator_come_back(tmp_path: Path) -> None:
+    _, optimizers = stepped()
+    random.gauss()  # leaves half a pair behind, which is state too
+    np.random.randn()
+    save_state(tmp_path / "training", COUNTERS, optimizers)
+    memory = {name: tensor.clone() for name, tensor in optimizers.state_tensors().items()}
+    expected = draws()
+    _, fresh = stepped()
+    fresh.step()
+    assert load_state(tmp_path / "training", fresh) == COUNTERS
+    assert draws() == expected
+    assert {name: tensor.tolist() for name, tensor in fresh.state_tensors().items()} == {
+        name: tensor.tolist() for name, tensor in memory.items()
+    }
+
+
+def test_a_seed_starts_every_generator() -> None:
+    found = []
+    for seed in (3, 3, 4, 2**32 + 5):
+        seed_all(seed)
+        found.append(draws())
+    assert found[0] == found[1]
+    assert all(a != b for a, b in zip(found[1], found[2], strict=True))
+
+
+def test_there_is_nothing_in_it_to_unpickle(tmp_path: Path) -> None:
+    _, optimizers = stepped()
+    save_state(tmp_path / "training", COUNTERS, optimizers)
+    assert sorted(p.name for p in (tmp_path / "training").iterdir()) == ["state.json", "state.safetensors"]
+    assert json.loads((tmp_path / "training" / "state.json").read_text())["step"] == 7
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"schema_version": 2}, "version 1"),
+        ({"surprise": 1}, "version 1"),
+        ({"step": -1}, "which are not counts"),
+        ({"step": True}, "which are not counts"),
+        ({"tokens": "9"}, "which are not counts"),
+        ({"loader": None}, "no cursor"),
+    ],
+)
+def test_counters_that_are_none_are_refused(tmp_path: Path, change: dict[str, object], words: str) -> None:
+    _, optimizers = stepped()
+    save_state(tmp_path / "training", COUNTERS, optimizers)
+    path = tmp_path / "training" / "state.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(CheckpointError, match=words):
+        load_state(tmp_path / "training", optimizers)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"[" * 100_000, b"\xff"])
+def test_counters_that_cannot_be_read_are_refused(tmp_path: Path, content: bytes) -> None:
+    _, optimizers = stepped()
+    save_state(tmp_path / "training", COUNTERS, optimizers)
+    (tmp_path / "training" / "state.json").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"state\.json"):
+        load_state(tmp_path / "training", optimizers)
+
+
+@pytest.mark.parametrize("name", ["torch", "numpy", "python", "python_gauss", "numpy_gauss"])
+def test_a_generator_without_a_state_is_refused(name: str) -> None:
+    state = random_state()
+    broken = {key: torch.zeros(3, dtype=value.dtype) for key, value in state.items()}
+    with pytest.raises(CheckpointError, match="no usable state of the random generators"):
+        set_random_state({key: value for key, value in state.items() if key != name}, Path("x"))
+    with pytest.raises(CheckpointError, match="no usable state"):
+        set_random_state(state | {name: broken[name][:2]} if name != "python_gauss" else {}, Path("x"))
+
+
+def test_tensors_that_belong_to_nothing_are_refused(tmp_path: Path) -> None:
+    _, optimizers = stepped()
+    save_state(tmp_path / "training", COUNTERS, optimizers)
+    path = tmp_path / "training" / "state.safetensors"
+    save_file(load_file(path) | {"surprise": torch.zeros(1)}, path)
+    with pytest.raises(CheckpointError, match="'surprise', which is no part"):
+        load_state(tmp_path / "training", optimizers)

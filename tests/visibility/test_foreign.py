@@ -1,0 +1,71 @@
+"""Foreign masks come in by name, and the ones that are plainly upside down do not come in at all."""
+
+import pytest
+import torch
+
+from pellucid.errors import ShapeError
+from pellucid.visibility import Coordinates, causal, from_additive, from_hidden, from_visible
+
+CAUSAL = torch.ones(4, 4, dtype=torch.bool).tril()
+
+
+def through(rule, length=4, rows=1):
+    tokens = Coordinates.range(length, rows)
+    return rule.mask(tokens, tokens)
+
+
+def test_three_conventions_one_meaning():
+    additive = torch.zeros(4, 4).masked_fill(~CAUSAL, float("-inf"))
+    lowest = torch.zeros(4, 4).masked_fill(~CAUSAL, torch.finfo(torch.float16).min)
+    expected = through(causal())
+    for rule in (from_visible(CAUSAL), from_hidden(~CAUSAL), from_additive(additive), from_additive(lowest)):
+        assert through(rule).equal(expected)
+
+
+def test_they_combine_with_rules():
+    padding = torch.tensor([[True, True, True, False]])
+    rule = from_visible(padding, padding=True) & causal()
+    assert through(rule)[0, 0].int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 0]]
+    assert through(from_hidden(~padding, padding=True) & causal()).equal(through(rule))
+
+
+def test_batched_shapes():
+    masks = torch.stack([CAUSAL, torch.ones_like(CAUSAL)])
+    assert through(from_visible(masks), rows=2)[:, 0].equal(masks)
+    assert through(from_visible(masks[:, None]), rows=2)[:, 0].equal(masks)
+
+
+@pytest.mark.parametrize("inverted", [lambda: from_visible(~CAUSAL), lambda: from_hidden(CAUSAL)])
+def test_an_inverted_causal_mask_is_recognised(inverted):
+    """B26, L47."""
+    with pytest.raises(ShapeError, match="upside down"):
+        inverted()
+
+
+def test_a_mask_that_hides_everything_is_refused():
+    with pytest.raises(ShapeError, match="hides everything"):
+        from_hidden(torch.ones(3, 3, dtype=torch.bool))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: from_additive(CAUSAL), "floating-point"),
+        (lambda: from_visible(CAUSAL.float()), "boolean"),
+        (lambda: from_hidden(CAUSAL.float()), "boolean"),
+        (lambda: from_additive(torch.full((4, 4), -3.0)), "position bias"),
+        (lambda: from_additive(torch.full((4, 4), float("nan"))), "position bias"),
+        (lambda: from_visible(torch.tensor([[0, 2]])), "holds 2"),
+        (lambda: from_visible(CAUSAL[None], padding=True), r"\[B, S\]"),
+        (lambda: from_visible(CAUSAL.expand(2, 3, 4, 4)), "a mask is"),
+    ],
+)
+@pytest.mark.usefixtures("our_checks_only")
+def test_other_kinds_are_refused(make, message):
+    with pytest.raises(ShapeError, match=message):
+        make()
+
+
+def test_a_mask_of_the_wrong_size_names_both():
+    with pytest.raises(ShapeError, match=r"\(4, 4\).*\(1, 5, 5\)"):
+        through(from_visible(CAUSAL), length=5)

@@ -1,0 +1,266 @@
+"""Rules against written-out matrices and against a brute force that looks at one pair at a time."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pellucid.errors import ConfigError
+from pellucid.visibility import (
+    Coordinates,
+    blocks,
+    causal,
+    chunk,
+    everything,
+    lookahead,
+    parse,
+    prefix,
+    sinks,
+    window,
+)
+from pellucid.visibility.rules import All, AnyOf, is_everything, is_plain_causal
+
+
+def matrix(rule, length=5):
+    tokens = Coordinates.range(length)
+    return rule.mask(tokens, tokens)[0, 0].int().tolist()
+
+
+WRITTEN_OUT = {
+    "causal": [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 1, 1]],
+    "everything": [[1] * 5] * 5,
+    "causal & window(2)": [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 1, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 1, 1]],
+    "causal & window(1)": [[1, 0, 0, 0, 0], [0, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 0, 1, 0], [0, 0, 0, 0, 1]],
+    "causal | prefix(2)": [[1, 1, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 1, 1]],
+    "chunk(2)": [[1, 1, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 1, 0], [0, 0, 1, 1, 0], [0, 0, 0, 0, 1]],
+    "causal & (window(2) | sinks(1))": [
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [1, 1, 1, 0, 0],
+        [1, 0, 1, 1, 0],
+        [1, 0, 0, 1, 1],
+    ],
+    "window(2) & lookahead(1)": [
+        [1, 1, 0, 0, 0],
+        [1, 1, 1, 0, 0],
+        [0, 1, 1, 1, 0],
+        [0, 0, 1, 1, 1],
+        [0, 0, 0, 1, 1],
+    ],
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), WRITTEN_OUT.items())
+def test_mask_is_the_matrix_written_out(text, expected):
+    assert matrix(parse(text)) == expected
+
+
+def test_window_counts_the_token_itself():
+    """B07: w = 3 over 6 tokens gives 1, 2, 3, 3, 3, 3 visible keys."""
+    tokens = Coordinates.range(6)
+    assert (causal() & window(3)).mask(tokens, tokens).sum(-1).flatten().tolist() == [1, 2, 3, 3, 3, 3]
+
+
+def test_right_context_is_the_number_of_future_keys():
+    """B10: left 16, right 4, query 10 of 20 sees the future keys 11 to 14."""
+    tokens = Coordinates.range(20)
+    row = (window(17) & lookahead(4)).mask(tokens, tokens)[0, 0, 10]
+    assert row.nonzero().flatten().tolist() == list(range(15))
+
+
+def test_newest_queries_see_the_whole_past():
+    """B01: with 2 queries that are the newest of 5 keys, 4 and 5 are visible; positions decide, not slots."""
+    keys = Coordinates.range(5)
+    queries = Coordinates(torch.tensor([[3, 4]]), torch.ones(1, 2, dtype=torch.long))
+    assert causal().mask(queries, keys).sum(-1).flatten().tolist() == [4, 5]
+
+
+def test_more_queries_than_keys_leaves_early_ones_blind():
+    """B02: 5 queries, 2 keys that are the newest: rows 0 to 2 see nothing."""
+    queries = Coordinates.range(5)
+    keys = Coordinates(torch.tensor([[3, 4]]), torch.ones(1, 2, dtype=torch.long))
+    assert causal().mask(queries, keys).sum(-1).flatten().tolist() == [0, 0, 0, 1, 2]
+
+
+def test_documents_and_padding_are_apart_under_every_rule():
+    segments = torch.tensor([[0, 1, 1, 2, 0]])
+    positions = torch.tensor([[0, 0, 1, 0, 0]])
+    tokens = Coordinates(positions, segments)
+    assert everything().mask(tokens, tokens)[0, 0].int().tolist() == [
+        [0, 0, 0, 0, 0],
+        [0, 1, 1, 0, 0],
+        [0, 1, 1, 0, 0],
+        [0, 0, 0, 1, 0],
+        [0, 0, 0, 0, 0],
+    ]
+
+
+def test_groups():
+    groups = torch.tensor([[0, 1, 1, 0, 2, 2]])
+    tokens = Coordinates(torch.arange(6)[None], torch.ones(1, 6, dtype=torch.long), groups)
+    spans = (causal() | blocks()).mask(tokens, tokens)[0, 0]
+    assert spans[1, 2]
+    assert spans[4, 5]
+    assert not spans[0, 1]
+    assert not spans[2, 4]
+    image = torch.tensor([[1, 1, 0, 0, 0, 0]])
+    tokens = Coordinates(torch.arange(6)[None], torch.ones(1, 6, dtype=torch.long), image)
+    assert (causal() | prefix()).mask(tokens, tokens).equal((causal() | prefix(2)).mask(tokens, tokens))
+    with pytest.raises(ConfigError, match="reads groups"):
+        matrix(causal() | blocks())
+
+
+# --- brute force -------------------------------------------------------------------------------------------------
+
+leaf = st.one_of(
+    st.just(("causal",)),
+    st.just(("everything",)),
+    *(st.tuples(st.just(name), st.integers(1, 7)) for name in ("window", "prefix", "chunk", "sinks", "lookahead")),
+)
+trees = st.recursive(leaf, lambda inner: st.tuples(st.sampled_from("&|"), inner, inner), max_leaves=5)
+MAKERS = {
+    "causal": causal,
+    "everything": everything,
+    "window": window,
+    "prefix": prefix,
+    "chunk": chunk,
+    "sinks": sinks,
+    "lookahead": lookahead,
+}
+
+
+def rule_of(tree):
+    if tree[0] == "&":
+        return rule_of(tree[1]) & rule_of(tree[2])
+    if tree[0] == "|":
+        return rule_of(tree[1]) | rule_of(tree[2])
+    return MAKERS[tree[0]](*tree[1:])
+
+
+def sees(tree, q, k):
+    """One pair, from the words of the definitions."""
+    match tree:
+        case ("&", left, right):
+            return sees(left, q, k) and sees(right, q, k)
+        case ("|", left, right):
+            return sees(left, q, k) or sees(right, q, k)
+        case ("causal",):
+            return k <= q
+        case ("everything",):
+            return True
+        case ("window", w):
+            return q - k <= w - 1
+        case ("prefix", n):
+            return k < n
+        case ("chunk", n):
+            return q // n == k // n
+        case ("sinks", n):
+            return k < n and k <= q
+        case ("lookahead", n):
+            return k - q <= n
+
+
+coordinate_rows = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 2)), min_size=1, max_size=9)
+
+
+@given(trees, coordinate_rows, coordinate_rows)
+def test_mask_equals_brute_force(tree, queries, keys):
+    def of(pairs):
+        return Coordinates(torch.tensor([[p for p, _ in pairs]]), torch.tensor([[s for _, s in pairs]]))
+
+    got = rule_of(tree).mask(of(queries), of(keys))
+    assert got.dtype == torch.bool
+    assert got.shape == (1, 1, len(queries), len(keys))
+    for (i, (qp, qs)), (j, (kp, ks)) in itertools.product(enumerate(queries), enumerate(keys)):
+        assert bool(got[0, 0, i, j]) == (qs == ks != 0 and sees(tree, qp, kp)), (tree, qp, kp)
+
+
+@given(trees, st.integers(1, 24))
+def test_edges_reach_ahead_settled_hold(tree, length):
+    rule = rule_of(tree)
+    pairs = [(q, k) for q in range(length) for k in range(length) if sees(tree, q, k)]
+    assert rule.edges(length) == len(pairs)
+    back, first = rule.reach
+    assert all(back is None or q - k <= back or k < first for q, k in pairs)
+    assert all(rule.ahead is None or k - q <= rule.ahead for q, k in pairs)
+    assert rule.settled is None or all(k <= q for q, k in pairs if k >= rule.settled)
+    assert is_plain_causal(rule, length) == (set(pairs) == {(q, k) for q in range(length) for k in range(q + 1)}) or (
+        rule.ahead != 0
+    )
+    assert is_everything(rule, length) == (len(pairs) == length**2)
+
+
+@given(trees)
+def test_text_is_read_back(tree):
+    rule = rule_of(tree)
+    assert parse(rule.describe()) == rule
+    assert parse(rule.describe()).describe() == rule.describe()
+    assert hash(parse(rule.describe())) == hash(rule)
+
+
+def test_reach_composes():
+    assert causal().reach == (None, 0)
+    assert (causal() & window(4)).reach == (3, 0)
+    assert (causal() & (window(4) | sinks(2))).reach == (3, 2)
+    assert (causal() & chunk(8)).reach == (7, 0)
+    assert (causal() & window(4) | causal() & window(9)).reach == (8, 0)
+    assert (causal() | prefix(3)).ahead == 2
+    assert (causal() | prefix(3)).settled == 3
+
+
+def test_combining_is_flat_and_immutable():
+    rule = causal() & window(3) & sinks(1)
+    assert isinstance(rule, All)
+    assert len(rule.rules) == 3
+    assert isinstance(causal() | prefix(1) | blocks(), AnyOf)
+    with pytest.raises(AttributeError):
+        rule.rules = ()
+
+
+def test_a_million_tokens_are_counted_exactly():
+    n, w, s = 1_000_000, 4096, 4
+    rule = causal() & (window(w) | sinks(s))
+    # every query sees min(i+1, w) recent keys, and from query w on the sinks that have left the window
+    assert rule.edges(n) == sum(min(i + 1, w) + min(s, max(0, i + 1 - w)) for i in range(n))
+
+
+@pytest.mark.parametrize("make", [window, prefix, chunk, sinks])
+@pytest.mark.parametrize("value", [0, -1, True, 1.0, "3"])
+def test_sizes_that_mean_nothing_are_refused(make, value):
+    """B11: a window of 0 never silently hides everything."""
+    with pytest.raises(ConfigError, match=r"at least 1|whole number"):
+        make(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("causal & windw(3)", "there is no rule 'windw'"),
+        ("window(0)", "at least 1"),
+        ("window(3, 4)", "was given 2 numbers"),
+        ("window", "was given 0 numbers"),
+        ("causal and window(3)", "write rules like"),
+        ("__import__('os')", "there is no rule"),
+        ("causal.__class__", "write rules like"),
+        ("causal(", "cannot be read"),
+        ("causal & " * 400 + "causal", "at most 500"),
+        ("(" * 240 + "causal" + ")" * 240, "cannot be read"),
+        ("", "cannot be read"),
+        ("window('3')", "whole number"),
+    ],
+)
+def test_hostile_text_is_refused(text, message):
+    with pytest.raises(ConfigError, match=message):
+        parse(text)
+
+
+def test_a_mask_is_built_once():
+    tokens = Coordinates.range(4)
+    assert causal().mask(tokens, tokens) is causal().mask(tokens, tokens)
+
+
+def test_a_rule_combines_only_with_rules():
+    with pytest.raises(ConfigError, match="only with a rule"):
+        causal() & True
