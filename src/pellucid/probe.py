@@ -37,8 +37,8 @@ class Request:
     ``tokens``, ``positions`` and ``segments`` are ``[B, T]`` integers. Segment 0 is padding, documents are
     1, 2, … within a row; positions restart at 0 in each document, and a part of a request (for a cache) keeps
     the positions of the whole. ``targets`` (``[B, T]`` booleans) says which tokens have to be predicted from
-    what precedes them; None means every token but the first of its document. A shift of labels is the target's
-    own business. ``embeddings`` (``[B, T, D]``) stand in for the embeddings of the tokens.
+    what precedes them; None means every token but the first of its document. A shift of labels is the
+    target's own business. ``embeddings`` (``[B, T, D]``) stand in for the embeddings of the tokens.
     """
 
     tokens: Tensor

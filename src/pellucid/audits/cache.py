@@ -1,4 +1,4 @@
-"""Does a target answer through its cache as it does without: in chunks, padded, reordered, cropped, copied?"""
+"""Does a target answer through its cache as it does without: chunked, padded, reordered, cropped, copied?"""
 
 from __future__ import annotations
 
@@ -120,10 +120,8 @@ def _seen_otherwise(
         where = Where(row, query, slot, None if key_row == row else key_row)
         how = "seen through the cache only" if seen else "not seen through the cache"
         return where, f"slot {query} answers otherwise through the cache: token {slot} is {how}"
-    return (
-        Where(row, query),
-        f"slot {query} answers otherwise through the cache, although it sees the same tokens: positions or contents differ",
-    )
+    cause = "although it sees the same tokens: positions or contents differ"
+    return Where(row, query), f"slot {query} answers otherwise through the cache, {cause}"
 
 
 def _after(

@@ -116,15 +116,16 @@ def _reaction(readings: list[Reading], keys: list[int], may_TT: Tensor) -> Findi
         return Finding(NAME, "pass", "at every visible distance some token moved some output", case)
     nearest = min(dead, key=abs)
     query = max(nearest, 0) + int(watched_TT.diagonal(-nearest).nonzero()[0])
+    side = "ahead" if nearest < 0 else "back"
     message = (
-        f"tokens {abs(nearest)} {'ahead' if nearest < 0 else 'back'} may be seen by the declared rules, but changing "
-        f"them moved nothing ({len(dead)} such distances): the target sees less than it declares"
+        f"tokens {abs(nearest)} {side} may be seen by the declared rules, but changing them moved nothing"
+        f" ({len(dead)} such distances): the target sees less than it declares"
     )
     return Finding(NAME, "fragile", message, case, Where(0, query, query - nearest))
 
 
 def _gradient(bench: Bench, row: list[int], may_TT: Tensor) -> Finding:
-    """d out[i] / d x[j] is exactly 0 for every j that i must not see: each row of a batch asks for one output."""
+    """d out[i] / d x[j] is exactly 0 for every j that i must not see: each row asks for one output."""
     run, queries = bench.native, torch.tensor(sample(len(row), 8))
     request = Request.from_rows([row] * len(queries))
     embeddings = run.embed(request).requires_grad_()
@@ -142,7 +143,9 @@ def _gradient(bench: Bench, row: list[int], may_TT: Tensor) -> Finding:
         return Finding(NAME, "pass", message, "gradient", size=size, decided=decided)
     number, key = (hidden_QT > 1e-3 * run.rounding * largest).nonzero()[0].tolist()
     query = int(queries[number])
-    message = f"a gradient flows from the output at {query} to token {key}, although changing that token moved nothing"
+    message = (
+        f"a gradient flows from the output at {query} to token {key}, although changing it moved nothing"
+    )
     return Finding(NAME, "fragile", message, "gradient", Where(0, query, key), size)
 
 

@@ -40,7 +40,7 @@ def run(bench: Bench) -> Iterator[Finding]:
 
 
 def wanted(run: Run, request: Request, back: int = 1) -> Tensor:
-    """``[B, T]``: the loss of each token to be learnt, predicted by the slot ``back`` before it (1 is right)."""
+    """``[B, T]``: the loss of each token to be learnt, predicted from ``back`` slots before (1 is right)."""
     scores = run.logits(request).double().log_softmax(-1)
     losses_BT = torch.zeros(request.shape, dtype=torch.float64)
     picked = -scores[:, : request.shape[1] - back].gather(-1, request.tokens[:, back:, None])[..., 0]
@@ -54,7 +54,8 @@ def _by_definition(bench: Bench, case: str, request: Request) -> Iterator[Findin
     learnt = int(request.learnt.sum())
     if count != learnt:
         where = _first_wrong(bench.native, request)
-        message = f"{count} tokens were counted, but {learnt} have to be predicted{_likely(bench.native, request, total)}"
+        likely = _likely(bench.native, request, total)
+        message = f"{count} tokens were counted, but {learnt} have to be predicted{likely}"
         yield Finding(NAME, "leak", message, case, where, float(abs(count - learnt)), "counts are exact")
         return
 
@@ -149,10 +150,10 @@ def _adds_up(bench: Bench, rows: list[list[int]]) -> Finding:
 
     def place(run: Run, index: Index) -> tuple[Where, str]:
         del run, index
-        return (
-            Where(0),
-            "the loss of a batch is not the sum over its rows: rows of other lengths weigh otherwise (means of means)",
+        message = (
+            "the loss of a batch is not the sum over its rows: short rows weigh too much (means of means)"
         )
+        return Where(0), message
 
     good = "the loss of a batch is the sum over its rows, however they are dealt out"
     return finding(bench, NAME, "dealt out", bench.read(measure), bits=False, good=good, place=place)

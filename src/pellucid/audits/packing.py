@@ -83,7 +83,8 @@ def _change_one(bench: Bench, request: Request, number: int) -> Finding:
         found = culprit(
             bench, run, request, row, query, [(0, int(slot)) for slot in request.slots(0, number)]
         )
-        message = f"document {int(request.segments[row, query])} moves at slot {query} when document {number} is changed"
+        document = int(request.segments[row, query])
+        message = f"document {document} moves at slot {query} when document {number} is changed"
         return Where(row, query, found[1] if found else None), message
 
     readings = bench.read(lambda run: unmoved(run, request, after, request.real & ~inside_BT))

@@ -114,7 +114,7 @@ def _not_finite(bench: Bench, case: str, request: Request) -> Finding:
         sizes_BT = torch.where(real_BT, moved(before, run.logits(poisoned)), 0.0)
         if bool(sizes_BT.any()):
             row, query = sizes_BT.nonzero()[0].tolist()
-            message = f"the token in slot {query} moves when pads hold {value}: hidden is not out of reach (0 · {value})"
+            message = f"the token in slot {query} moves when pads hold {value}: 0 · {value} is not 0"
             return Finding(NAME, "fragile", message, case, Where(row, query), float(sizes_BT.max()))
         spoilt = _spoilt_weights(run, poisoned)
         if spoilt:

@@ -81,7 +81,7 @@ class TokensProbe(Probe):
         return table
 
     def _try_out(self, known: bool) -> tuple[str | None, int]:
-        """The table that reads the tokens, by name, and the vocabulary's size: seen by asking for two tokens."""
+        """The table that reads the tokens, by name, and the vocabulary's size: seen by asking for two."""
         named = [] if self.module is None else list(self.module.named_modules())
         tables = {name: m for name, m in named if isinstance(m, nn.Embedding)}
         tokens_BT = torch.tensor([[1, 0]], device=_device(self.module))
@@ -109,7 +109,12 @@ class TokensProbe(Probe):
 
 
 def _note(
-    readers: set[str], name: str, tokens_BT: Tensor, module: nn.Module, inputs: tuple[object, ...], output: object
+    readers: set[str],
+    name: str,
+    tokens_BT: Tensor,
+    module: nn.Module,
+    inputs: tuple[object, ...],
+    output: object,
 ) -> None:
     """A forward hook: the table was handed the very tokens."""
     del module, output

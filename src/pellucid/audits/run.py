@@ -82,10 +82,11 @@ def audit(
 ) -> AuditReport:
     """Who really sees whom in ``target``?
 
-    ``probe`` says how the target is called. Left out, the target is asked for one (``target.probe()``), and else
-    taken for a causal ``forward(tokens) -> [B, T, V]``. ``checks`` are names out of ``CHECKS`` (None: all).
-    ``length`` is the length of the long sequences. The module is put into eval mode while it is audited; its mode,
-    weights, buffers and all random states are afterwards what they were. ``progress`` hears each check's name.
+    ``probe`` says how the target is called. Left out, the target is asked for one (``target.probe()``), and
+    else taken for a causal ``forward(tokens) -> [B, T, V]``. ``checks`` are names out of ``CHECKS``; None asks
+    all. ``length`` is the length of the long sequences. While it is audited the module is in eval mode;
+    afterwards its mode, weights, buffers and all random states are what they were. ``progress`` hears each
+    check's name before it runs.
 
     Raises:
         InputError: a check that does not exist, or a target that nobody knows how to call.
@@ -126,7 +127,8 @@ def _probe_for(target: object) -> Probe:
         return made
     if not callable(target):
         raise InputError(
-            f"{type(target).__name__} cannot be called, so it cannot be audited; give a module, a function or a probe"
+            f"{type(target).__name__} cannot be called, so it cannot be audited; "
+            "give a module, a function or a probe"
         )
     return TokensProbe(target)
 
@@ -135,7 +137,8 @@ def _refuse_incomplete(probe: object) -> None:
     missing = [name for name in _PARTS if not hasattr(probe, name)]
     if missing:
         raise InputError(
-            f"{type(probe).__name__} is no probe: it lacks {', '.join(missing)}; subclass pellucid.probe.Probe"
+            f"{type(probe).__name__} is no probe: it lacks {', '.join(missing)}; "
+            "subclass pellucid.probe.Probe"
         )
     size = probe.vocab_size  # type: ignore[attr-defined]
     if size < 2:

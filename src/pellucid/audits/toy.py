@@ -1,7 +1,7 @@
 """A small decoder written as plainly as can be: the healthy twin of every faulty one.
 
-Its parts are small methods (who sees whom, which positions count, how the loss is summed) so that a twin is the
-same model with one of them wrong. It takes requests as they are and is its own probe's only module.
+Its parts are small methods (who sees whom, which positions count, how the loss is summed) so that a twin is
+the same model with one of them wrong. It takes requests as they are and is its own probe's only module.
 """
 
 from __future__ import annotations
@@ -70,9 +70,16 @@ class Toy(nn.Module):
     cache_class: type[ToyCache] = ToyCache
 
     def __init__(
-        self, vocab_size: int = 29, *, width: int = 16, layers: int = 2, rotary: bool = False, window: int | None = None,
-        max_length: int = 64, seed: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        vocab_size: int = 29,
+        *,
+        width: int = 16,
+        layers: int = 2,
+        rotary: bool = False,
+        window: int | None = None,
+        max_length: int = 64,
+        seed: int = 0,
+    ) -> None:
         super().__init__()
         self.rotary, self.window, self.max_length = rotary, window, max_length
         with torch.random.fork_rng(devices=[]):
@@ -88,7 +95,7 @@ class Toy(nn.Module):
             self.head = nn.Linear(width, vocab_size)
         self.norm = nn.LayerNorm(width)
 
-    # -- the parts that twins get wrong ------------------------------------------------------------------------
+    # the parts that twins get wrong
 
     def sees(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
         """``Bool[B, T, S]``: same document, not ahead, within the window."""
@@ -121,7 +128,7 @@ class Toy(nn.Module):
         learnt = request.learnt[:, 1:]
         return torch.where(learnt, picked, 0.0).sum(), learnt.sum()
 
-    # -- the model ---------------------------------------------------------------------------------------------
+    # the model
 
     def forward(self, request: Request, cache: ToyCache | None = None) -> Tensor:
         queries = Slots(request.positions, request.segments, 0 if cache is None else cache.length)
@@ -140,9 +147,15 @@ class Toy(nn.Module):
         return self.head(self.norm(self.mixed(x_BTD, queries)))
 
     def attention(
-        self, layer: nn.ModuleDict, number: int, x_BTD: Tensor, queries: Slots, keys: Slots, places_BT: Tensor,
+        self,
+        layer: nn.ModuleDict,
+        number: int,
+        x_BTD: Tensor,
+        queries: Slots,
+        keys: Slots,
+        places_BT: Tensor,
         cache: ToyCache | None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         q_BTD, k_BSD, v_BSD = (layer[name](x_BTD) for name in "qkv")
         if self.rotary:
             q_BTD, k_BSD = rotated(q_BTD, places_BT), rotated(k_BSD, places_BT)

@@ -1,4 +1,4 @@
-"""Does answering leave a trace: in weights, buffers, random numbers, the caller's tensors, the next answer?"""
+"""Does answering leave a trace: in weights, buffers, random numbers, the caller's tensors, the next?"""
 
 from __future__ import annotations
 

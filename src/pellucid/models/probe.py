@@ -38,7 +38,7 @@ class ProbedCache:
 
 
 class DecoderProbe(Probe):
-    """Everything a :class:`Decoder` can be asked, through the same ``forward`` and objective that training uses."""
+    """All that a :class:`Decoder` can be asked, through the ``forward`` and objective that training uses."""
 
     capabilities: frozenset[Capability] = frozenset(
         {"padding", "packing", "embeddings", "loss", "cache", "reorder", "crop", "snapshot", "unused"}
@@ -72,7 +72,7 @@ class DecoderProbe(Probe):
         return ProbedCache(self.model.new_cache(rows, capacity))
 
     def extend(self, request: Request, cache: ProbedCache) -> Tensor:
-        """A part of a request keeps the positions of the whole; the model counts them from where its row ended."""
+        """A part of a request keeps the positions of the whole; the model counts from where its row ended."""
         batch = _batch(request)
         ends_B = torch.tensor(cache.held.row_lengths)
         relative_BT = torch.where(batch.segments != 0, batch.positions - ends_B[:, None], 0)

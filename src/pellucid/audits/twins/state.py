@@ -1,0 +1,116 @@
+"""Twins with a faulty cache, or that remember what they should not."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pellucid.audits.toy import Slots, Toy, ToyCache
+from pellucid.probe import Request
+
+
+class TopLeftAnchor(Toy):
+    """The causal mask of a chunk starts at key 0: the first new query sees one key."""
+
+    def sees(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
+        from_zero = Slots(queries.positions - queries.first, queries.segments)
+        return super().sees(from_zero, keys, layer)
+
+
+class SharedCounter(Toy):
+    """Chunks after the first take the cache's length as position of every row, padded or not."""
+
+    def counted_positions(self, queries: Slots) -> Tensor:
+        return queries.numbers.expand_as(queries.positions) if queries.first else queries.positions
+
+
+class _HalfReordered(ToyCache):
+    def reorder(self, index_B: Tensor) -> None:
+        v = self.v
+        super().reorder(index_B)
+        self.v = v
+
+
+class ForgetsToReorder(Toy):
+    """Keys change places with their beams, values stay."""
+
+    cache_class = _HalfReordered
+
+
+class _Uncropped(ToyCache):
+    def crop(self, keep: int) -> None:
+        super().crop(keep or self.length)
+
+
+class CropOfZeroKeepsAll(Toy):
+    """``crop(0)`` is read as "no crop"."""
+
+    cache_class = _Uncropped
+
+
+class _Aliased(ToyCache):
+    def snapshot(self) -> ToyCache:
+        copy = object.__new__(type(self))
+        copy.__dict__ = dict(self.__dict__)
+        return copy
+
+
+class SnapshotAliases(Toy):
+    """A snapshot shares its tensors with the cache that goes on."""
+
+    cache_class = _Aliased
+
+
+class SeesUnusedSlots(Toy):
+    """Slots that were never written are hidden by a small number in place of a selection."""
+
+    def sees(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
+        spare = (keys.segments == 0) & (keys.numbers >= queries.first + queries.positions.shape[1])
+        return super().sees(queries, keys, layer) | spare[:, None, :]
+
+
+class CountsCalls(Toy):
+    """A buffer counts the calls."""
+
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def entry(self, x_BTD: Tensor, queries: Slots, request: Request) -> Tensor:
+        self.calls += 1
+        return super().entry(x_BTD, queries, request)
+
+
+class DropsOutInEval(Toy):
+    """Functional dropout without the training flag."""
+
+    def mixed(self, x_BTD: Tensor, queries: Slots) -> Tensor:
+        return functional.dropout(x_BTD, 0.1, training=True)
+
+
+class DrawsNumbers(Toy):
+    """Random numbers are drawn and not used: the caller's generator still moves."""
+
+    def mixed(self, x_BTD: Tensor, queries: Slots) -> Tensor:
+        return x_BTD + 0 * torch.rand(())
+
+
+class WritesIntoTokens(Toy):
+    """Padding is overwritten in place, in the caller's own tensor."""
+
+    def entry(self, x_BTD: Tensor, queries: Slots, request: Request) -> Tensor:
+        request.tokens[request.segments == 0] = 1
+        return super().entry(x_BTD, queries, request)
+
+
+class RemembersTheLast(Toy):
+    """Something of the last request, kept in an attribute, tints the next answer."""
+
+    _last: float = 0.0
+
+    def mixed(self, x_BTD: Tensor, queries: Slots) -> Tensor:
+        before, self._last = self._last, float(x_BTD[0, 0, 0])
+        return x_BTD + before * torch.linspace(-1, 1, x_BTD.shape[-1]).to(x_BTD)

@@ -1,0 +1,78 @@
+"""Twins whose loss is not the sum that it should be."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pellucid.audits.toy import Toy
+from pellucid.probe import Request
+
+
+def _losses(scores_BTV: Tensor, tokens_BT: Tensor) -> Tensor:
+    return functional.cross_entropy(scores_BTV.flatten(0, 1), tokens_BT.flatten(), reduction="none").view(
+        tokens_BT.shape
+    )
+
+
+class ShiftedTwice(Toy):
+    """Labels are shifted by the data and again by the model: token t + 2 is learnt at t."""
+
+    def loss(self, request: Request) -> tuple[Tensor, Tensor]:
+        learnt = request.learnt[:, 2:] & (request.positions[:, 2:] > 1)
+        losses = _losses(self(request)[:, :-2], request.tokens[:, 2:])
+        return torch.where(learnt, losses, 0.0).sum(), learnt.sum()
+
+
+class NotShifted(Toy):
+    """Each side left the shift to the other: a token learns to predict itself."""
+
+    def loss(self, request: Request) -> tuple[Tensor, Tensor]:
+        learnt = request.learnt
+        return torch.where(learnt, _losses(self(request), request.tokens), 0.0).sum(), learnt.sum()
+
+
+class MeansOfMeans(Toy):
+    """Rows are averaged first, so tokens of short rows weigh more."""
+
+    def loss(self, request: Request) -> tuple[Tensor, Tensor]:
+        learnt = request.learnt[:, 1:]
+        losses = torch.where(learnt, _losses(self(request)[:, :-1], request.tokens[:, 1:]), 0.0)
+        rows = losses.sum(1) / learnt.sum(1).clamp(min=1)
+        busy = learnt.any(1).sum().clamp(min=1)
+        return rows.sum() / busy * learnt.sum(), learnt.sum()
+
+
+class IgnoresTokenZero(Toy):
+    """Pads are found by id 0, so a true token 0 (an end token, say) is never learnt."""
+
+    def loss(self, request: Request) -> tuple[Tensor, Tensor]:
+        return super().loss(request.with_targets(request.learnt & (request.tokens > 0)))
+
+
+class LearnsPads(Toy):
+    """Pads behind the text are counted as targets."""
+
+    def loss(self, request: Request) -> tuple[Tensor, Tensor]:
+        learnt = request.learnt[:, 1:] | (request.segments[:, 1:] == 0)
+        losses = _losses(self(request)[:, :-1], request.tokens[:, 1:])
+        return torch.where(learnt, losses, 0.0).sum(), learnt.sum()
+
+
+class CrossesBorders(Toy):
+    """The last token of a document is trained to predict the first of the next."""
+
+    def loss(self, request: Request) -> tuple[Tensor, Tensor]:
+        real = (request.segments[:, 1:] != 0) & (request.segments[:, :-1] != 0)
+        learnt = real if request.targets is None else real & request.targets[:, 1:]
+        losses = _losses(self(request)[:, :-1], request.tokens[:, 1:])
+        return torch.where(learnt, losses, 0.0).sum(), learnt.sum()
+
+
+class NothingIsNaN(Toy):
+    """A mean over nothing is taken on the way: 0 / 0."""
+
+    def loss(self, request: Request) -> tuple[Tensor, Tensor]:
+        total, count = super().loss(request)
+        return total / count * count, count

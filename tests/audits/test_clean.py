@@ -1,0 +1,65 @@
+"""No leak is reported on an honest model, in any style and precision."""
+
+import pytest
+import torch
+from helpers.plain_model import Convolution, Experts, HalfPrecise, PlainModel, PlainProbe, Recurrent
+from torch import nn
+
+from pellucid.audits import CHECKS, TokensProbe, Toy, audit
+from pellucid.visibility import causal, everything, window
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("how", [{}, {"rotary": True}, {"window": 4}], ids=str)
+def test_toy_passes_everything(how, dtype):
+    report = audit(Toy(**how).to(dtype))
+    assert report.verdicts == dict.fromkeys(CHECKS, "pass")
+    strict = ("future", "packing", "batch", "padding")
+    hidden = [f for f in report.findings if f.check in strict and ("changed" in f.case or "pads" in f.case)]
+    assert len(hidden) > 10
+    assert all(finding.size == 0.0 for finding in hidden)  # bit for bit
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_stock_layers_pass(dtype):
+    """The stock layer's fast path multiplies hidden values by 0, so NaN in pads gets through: the model zeroes them."""
+    report = audit(probe=PlainProbe(PlainModel().to(dtype)))
+    del_cache = {name: "pass" for name in CHECKS} | {"cache": "not_applicable"}
+    assert report.verdicts == del_cache
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("make", [Recurrent, Experts], ids=lambda make: make.__name__)
+def test_tokens_only_modules_pass(make, dtype):
+    report = audit(make().to(dtype))
+    assert report.passed
+    assert report.verdicts["future"] == report.verdicts["batch"] == report.verdicts["trace"] == "pass"
+    assert report.verdicts["padding"] == report.verdicts["loss"] == "not_applicable"
+
+
+def test_convolution_is_audited_against_the_window_it_declares():
+    """Two layers of kernel 3 reach four tokens back, and no more."""
+    wide = TokensProbe(Convolution(), rules=[causal() & window(3)] * 2)
+    assert audit(probe=wide, checks=["future"]).verdicts == {"future": "pass"}
+    narrow = audit(probe=TokensProbe(Convolution(), rules=[causal() & window(2)] * 2), checks=["future"])
+    assert (narrow.findings[0].status, str(narrow.findings[0].where)) == ("leak", "row 0, query 3, key 0")
+    leaking = audit(Convolution(ahead=True), checks=["future"])
+    assert (leaking.findings[0].status, str(leaking.findings[0].where)) == ("leak", "row 0, query 0, key 1")
+
+
+def test_rounding_that_hidden_content_causes_is_not_a_leak():
+    """Mixtures of experts multiply matrices of other shapes when a later token is changed."""
+    findings = [audit(Experts(), checks=["future"], seed=seed).findings[0] for seed in range(4)]
+    assert {finding.status for finding in findings} == {"pass"}
+    assert any(finding.size and "rounding" in finding.decided for finding in findings)
+
+
+def test_a_module_that_casts_to_float32_inside_is_not_accused():
+    assert audit(HalfPrecise()).passed
+
+
+def test_nothing_to_hide_is_not_applicable():
+    model = nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 9))
+    report = audit(probe=TokensProbe(model, rules=[everything()]), checks=["future"])
+    assert report.verdicts == {"future": "not_applicable"}
+    assert "everything()" in report.findings[0].message

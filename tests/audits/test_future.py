@@ -1,0 +1,137 @@
+"""What the check of the future can tell apart."""
+
+import pytest
+import torch
+from torch import nn
+
+from pellucid.audits import TokensProbe, Toy, audit, expected_flow, twins
+from pellucid.probe import Request
+from pellucid.visibility import causal, everything, window
+
+
+class Leaky(nn.Module):
+    """Averages the past, and adds a little of the next token; ``only`` when that token is this one."""
+
+    def __init__(self, size, only=None):
+        super().__init__()
+        self.table, self.out = nn.Embedding(40, 16), nn.Linear(16, 40)
+        self.size, self.only = size, only
+
+    def forward(self, tokens):
+        x = self.table(tokens)
+        ahead = nn.functional.pad(x[:, 1:], (0, 0, 0, 1))
+        if self.only is not None:
+            ahead = ahead * nn.functional.pad(tokens[:, 1:] == self.only, (0, 1))[..., None]
+        return self.out(x.cumsum(1) / 10 + self.size * ahead)
+
+
+def first(target, **how):
+    return audit(target, checks=["future"], **how).findings[0]
+
+
+def test_composed_flow_is_written_out():
+    request = Request.from_documents([[[1, 2, 3, 4], [5, 6]]], length=7)
+    flow = expected_flow([causal() & window(2)] * 2, request)[0]
+    assert flow.int().tolist() == [
+        [1, 0, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0, 0],
+        [1, 1, 1, 0, 0, 0, 0],
+        [0, 1, 1, 1, 0, 0, 0],
+        [0, 0, 0, 0, 1, 0, 0],
+        [0, 0, 0, 0, 1, 1, 0],
+        [0, 0, 0, 0, 0, 0, 0],
+    ]
+    assert expected_flow([causal(), everything()], request)[0, :4, :4].all()
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-3, 1e-6, 1e-9])
+def test_leaks_far_below_float32_are_found_by_float64(size):
+    found = first(Leaky(size))
+    assert found.status == "leak"
+    assert (found.where.query, found.where.key) == (0, 1)
+    assert size / 100 < found.size < size * 100
+
+
+def test_a_plain_function_is_decided_in_its_own_precision():
+    """Nobody can copy a function into float64: a small move is fragile, a large one a leak."""
+    honest, small, large = Leaky(0.0), Leaky(3e-7), Leaky(0.1)
+    with torch.no_grad():
+        assert first(lambda tokens: honest(tokens)).status == "pass"
+        assert first(lambda tokens: small(tokens)).status == "fragile"
+        assert first(lambda tokens: large(tokens)).status == "leak"
+
+
+@pytest.mark.parametrize("only", [0, 39])
+def test_special_tokens_are_tried(only):
+    """A leak that depends on one token id at an end of the vocabulary."""
+    assert first(Leaky(0.1, only=only)).status == "leak"
+
+
+def test_a_target_that_ignores_its_input_proves_nothing():
+    model = nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 9))
+    nn.init.zeros_(model[1].weight)
+    report = audit(model, checks=["future"])
+    assert report.verdicts == {"future": "fragile"}
+    assert "ignores its input" in report.findings[1].message
+
+
+def test_a_target_that_sees_less_than_it_declares_is_fragile():
+    toy = Toy(layers=1)
+    probe = toy.probe()
+    toy.window = 3
+    report = audit(probe=probe, checks=["future"])
+    assert [f.status for f in report.findings[:2]] == ["pass", "fragile"]
+    assert str(report.findings[1].where) == "row 0, query 3, key 0"
+
+
+def test_mixing_rows_is_not_mistaken_for_seeing_the_future():
+    found = first(twins.CentredOverBatch())
+    assert found.status == "fragile"
+    assert "see batch" in found.message
+
+
+def test_a_gradient_without_a_move_is_fragile():
+    """Straight-through tricks can carry gradients where no output moves."""
+
+    class Through(Leaky):
+        def forward(self, tokens):
+            x = self.table(tokens)
+            ahead = nn.functional.pad(x[:, 1:], (0, 0, 0, 1))
+            return self.out(x.cumsum(1) / 10 + (ahead - ahead.detach()))
+
+    report = audit(Through(0.0), checks=["future"])
+    gradient = report.findings[-1]
+    assert (report.findings[0].status, gradient.case, gradient.status) == ("pass", "gradient", "fragile")
+    assert (gradient.where.query, gradient.where.key) == (0, 1)
+
+
+def test_long_sequences_are_sampled_and_say_so():
+    found = first(Leaky(0.0), length=200)
+    assert found.status == "pass"
+    assert "4 of 200 tokens changed" in found.message
+    assert first(Leaky(0.1), length=200).where.key == 1
+
+
+def test_a_short_table_bounds_the_length():
+    toy = Toy(max_length=5)
+    report = audit(toy)
+    assert report.passed
+    assert report.verdicts["cache"] == "not_applicable"
+    assert "needs 9 positions" in report.of("cache")[0].message
+    assert report.verdicts["future"] == "pass"
+
+
+def test_vocabulary_is_read_off_the_target():
+    """A larger table of positions must not be taken for the vocabulary, nor padded rows of the head."""
+
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.places, self.table, self.out = nn.Embedding(90, 8), nn.Embedding(11, 8), nn.Linear(8, 16)
+
+        def forward(self, tokens):
+            return self.out(self.table(tokens) + self.places(torch.arange(tokens.shape[1])))
+
+    probe = TokensProbe(Both())
+    assert probe.vocab_size == 11
+    assert probe.capabilities == {"embeddings"}

@@ -1,0 +1,169 @@
+"""``audit``: what it reports, what it refuses, and that it leaves everything as it was."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from pellucid.audits import CHECKS, Toy, audit, twins
+from pellucid.errors import InputError
+from pellucid.probe import Probe, Request
+
+
+class Raises(nn.Module):
+    def forward(self, tokens):
+        if tokens.shape[1] > 2:
+            raise RuntimeError("boom\nand more")
+        return nn.functional.one_hot(tokens, 7).float()
+
+
+def test_a_report_is_json_and_a_table():
+    report = audit(twins.SeesOneAhead(), checks=["future", "trace"])
+    told = json.loads(json.dumps(report.to_dict(), allow_nan=False))
+    assert (told["target"], told["passed"]) == ("SeesOneAhead", False)
+    assert told["verdicts"] == {"future": "leak", "trace": "pass"}
+    assert told["findings"][0]["where"] == {"row": 0, "query": 0, "key": 1, "key_row": None}
+    table = report.table()
+    assert table.columns == ("check", "verdict", "case", "where", "what was seen")
+    assert [row[:2] for row in table.rows] == [("future", "leak"), ("trace", "pass")]
+    assert table.rows[0][3] == "row 0, query 0, key 1"
+
+
+def test_infinite_sizes_are_json_too():
+    report = audit(twins.PoisonedByPads(), checks=["padding"])
+    assert '"size": "inf"' in json.dumps(report.to_dict(), allow_nan=False)
+
+
+def test_checks_run_in_order_once_and_are_announced():
+    heard = []
+    audit(Toy(), checks=["trace", "batch", "trace"], progress=heard.append)
+    assert heard == ["trace", "batch"]
+
+
+def test_a_target_that_raises_is_an_error_of_each_check():
+    report = audit(Raises())
+    assert not report.passed
+    assert report.verdicts["future"] == "error"
+    assert report.of("future")[0].message.startswith("RuntimeError: boom and more (test_run.py:")
+
+
+def test_a_result_of_the_wrong_shape_is_explained():
+    report = audit(lambda tokens: torch.zeros(tokens.shape[0], 4, 5), checks=["future"])
+    assert "the target gave (1, 4, 5) for 1 rows of 6 tokens" in report.findings[0].message
+
+
+@pytest.mark.parametrize(
+    ("ask", "said"),
+    [
+        (
+            lambda: audit(Toy(), checks=["futur"]),
+            "there is no check 'futur'; did you mean 'future'? there are future,",
+        ),
+        (lambda: audit(Toy(), checks=["xyz"]), "there is no check 'xyz'; there are future, padding"),
+        (lambda: audit(3), "int cannot be called"),
+        (lambda: audit(Toy(), length=1), "length is 1"),
+        (lambda: audit(probe=Toy()), "Toy is no probe: it lacks name, vocab_size, rules"),
+        (lambda: audit(Toy(vocab_size=1)), "the vocabulary has 1 tokens"),
+        (lambda: audit(lambda tokens: "text"), "the vocabulary's size cannot be read off <lambda>"),
+    ],
+)
+def test_bad_requests_get_one_line(ask, said):
+    with pytest.raises(InputError) as caught:
+        ask()
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_target_and_all_random_states_are_left_as_they_were():
+    class Sloppy(twins.CountsCalls):
+        """Counts calls, moves its weights, and swaps a buffer for another tensor."""
+
+        def entry(self, x, queries, request):
+            self.calls = self.calls + 1
+            with torch.no_grad():
+                self.head.bias += 0.01
+            return super().entry(x, queries, request)
+
+    toy = Sloppy().train()
+    toy.layers[0].eval()
+    modes = [module.training for module in toy.modules()]
+    before = {name: value.clone() for name, value in toy.state_dict().items()}
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    assert audit(toy).verdicts["trace"] == "leak"
+    assert [module.training for module in toy.modules()] == modes
+    assert all(torch.equal(before[name], value) for name, value in toy.state_dict().items())
+    assert all(parameter.grad is None and parameter.requires_grad for parameter in toy.parameters())
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1]
+    assert np.random.get_state()[1].tolist() == states[2]
+
+
+def test_training_mode_and_no_grad_do_not_change_the_answer():
+    toy = Toy().train()
+    with torch.no_grad():
+        inside = audit(toy, checks=["future", "packing"])
+    with torch.inference_mode():
+        deeper = audit(Toy(), checks=["future", "packing"])
+    assert inside.verdicts == deeper.verdicts == {"future": "pass", "packing": "pass"}
+
+
+def test_frozen_weights_are_no_obstacle():
+    toy = Toy().requires_grad_(False)
+    report = audit(toy)
+    assert report.verdicts == dict.fromkeys(CHECKS, "pass")
+    assert not any(parameter.requires_grad for parameter in toy.parameters())
+
+
+def test_a_target_that_answers_differently_each_time_is_not_compared():
+    report = audit(twins.DropsOutInEval())
+    assert report.verdicts == dict.fromkeys(CHECKS, "not_applicable") | {"trace": "leak"}
+    assert "see trace" in report.of("padding")[0].message
+
+
+def test_what_a_cache_refuses_is_not_applicable_and_the_rest_goes_on():
+    class NoCrop(Probe):
+        capabilities = frozenset({"cache", "crop", "snapshot"})
+
+        def __init__(self):
+            toy = Toy()
+            self.inner, self.name = toy.probe(), "no crop"
+            self.vocab_size, self.rules = self.inner.vocab_size, self.inner.rules
+
+        def logits(self, request):
+            return self.inner.logits(request)
+
+        def extend(self, request, cache):
+            return self.inner.extend(request, cache)
+
+        def new_cache(self, rows, capacity):
+            cache = self.inner.new_cache(rows, capacity)
+
+            def crop(keep):
+                raise NotImplementedError("this cache cannot go back")
+
+            cache.crop = crop
+            return cache
+
+    report = audit(probe=NoCrop(), checks=["cache"])
+    statuses = {finding.case: finding.status for finding in report.findings}
+    assert statuses["crop to 5"] == "not_applicable"
+    assert statuses["snapshot"] == statuses["chunks 4 + 5"] == "pass"
+    assert report.passed
+
+
+def test_methods_that_a_probe_lacks_say_so():
+    class Bare(Probe):
+        name, vocab_size, rules = "bare", 3, ()
+
+    request = Request.from_rows([[1]])
+    for ask in (
+        Bare().embed,
+        Bare().loss,
+        lambda r: Bare().new_cache(1, 1),
+        lambda r: Bare().extend(r, None),
+    ):
+        with pytest.raises(InputError, match="bare has no"):
+            ask(request)

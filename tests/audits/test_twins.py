@@ -1,0 +1,83 @@
+"""Every check catches its twins, and names the first place that is wrong. (A test must be able to fail: law 7.)"""
+
+from collections import Counter
+
+import pytest
+
+from pellucid.audits import CHECKS, TWINS, audit, twins
+from pellucid.records import Where
+
+FIRST = {
+    "SeesOneAhead": Where(0, 0, 1),
+    "LastLayerOpen": Where(0, 0, 1),
+    "UpsideDown": Where(0, 0, 1),
+    "AddsSmallMask": Where(0, 0, 1),
+    "CentredOverTime": Where(0, 0, 1),
+    "WindowOneTooWide": Where(0, 3, 0),
+    "OpenChunk": Where(0, 8, 9),  # the cached chunks of 24 tokens are 8, 15 and 1
+    "SeesPads": Where(0, 0, 3),  # three tokens, then pads
+    "CountsSlots": Where(0, 2),  # no pad's content moves anything: the position does
+    "PadsById": Where(0, 5, 0),
+    "MeanOverPads": Where(0, 2),
+    "NoIsolation": Where(0, 3, 0),  # the first token of document 2 sees the first of document 1
+    "LastLayerTogether": Where(0, 3, 0),
+    "RunningPositions": Where(0, 3),
+    "BoundaryByToken": Where(0, 3, 0),
+    "CentredOverBatch": Where(0, 0, 0, 1),
+    "FirstRowsMask": Where(1, 3),  # row 1 is longer than row 0
+    "ShiftedTwice": Where(0, 0, 1),  # token 0 has to predict token 1
+    "NotShifted": Where(0, 0, 1),
+    "IgnoresTokenZero": Where(0, 2, 3),  # token 3 of the row is token id 0
+    "CrossesBorders": Where(0, 2, 3),
+    "TopLeftAnchor": Where(0, 4, 1),  # the first query of the second chunk sees key 0 only
+    "SharedCounter": Where(0, 4),
+    "ForgetsToReorder": Where(0, 5),
+    "CropOfZeroKeepsAll": Where(0, 0),
+    "SnapshotAliases": Where(0, 7),  # where the original goes on after its copy did
+    "SeesUnusedSlots": Where(0, 0),
+    "WritesIntoTokens": Where(0, 3),
+    "PoisonedByPads": Where(0, 0),
+}
+
+
+@pytest.mark.parametrize("twin", TWINS, ids=lambda twin: twin.name)
+def test_twin_is_caught_by_its_check(twin):
+    report = audit(twin, checks=[twin.check])
+    assert report.verdicts[twin.check] == twin.verdict
+    assert report.passed == (twin.verdict != "leak")
+    wrong = next(finding for finding in report.findings if finding.status == twin.verdict)
+    assert wrong.message
+    if twin.name in FIRST:
+        assert wrong.where == FIRST[twin.name]
+
+
+@pytest.mark.parametrize("twin", TWINS, ids=lambda twin: twin.name)
+def test_twin_is_caught_in_float64_too(twin):
+    probe = twin.probe()
+    probe.module.double()
+    assert audit(probe=probe, checks=[twin.check]).verdicts[twin.check] == twin.verdict
+
+
+def test_every_check_has_twins_and_every_twin_says_its_fault():
+    assert Counter(twin.check for twin in TWINS if twin.verdict == "leak").keys() == CHECKS.keys()
+    assert min(Counter(twin.check for twin in TWINS).values()) >= 2
+    assert all(len(twin.fault) > 20 for twin in TWINS)
+
+
+def test_an_open_chunk_leaks_through_the_cache_only():
+    cases = {finding.case: finding.status for finding in audit(twins.OpenChunk(), checks=["future"]).findings}
+    assert cases["tokens"] == cases["gradient"] == "pass"
+    assert cases["through a cache"] == "leak"
+
+
+@pytest.mark.parametrize(
+    ("twin", "said"),
+    [
+        (twins.ShiftedTwice, "labels are shifted twice"),
+        (twins.NotShifted, "labels are not shifted"),
+        (twins.MeansOfMeans, "means of means"),
+        (twins.LearnsPads, "21 tokens were counted, but 6 have to be predicted"),
+    ],
+)
+def test_a_wrong_loss_is_explained(twin, said):
+    assert any(said in finding.message for finding in audit(twin(), checks=["loss"]).findings)

@@ -1,0 +1,113 @@
+"""The loss is a sum and a count, over counted positions only, and holds no large logits."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from pellucid.errors import ShapeError
+from pellucid.nn import Loss, linear_cross_entropy
+
+IGNORED = -100
+
+
+def inputs(rows=3, slots=7, size=6, vocabulary=11, dtype=torch.float64):
+    hidden = torch.randn(rows, slots, size, dtype=dtype, requires_grad=True)
+    weight = torch.randn(vocabulary, size, dtype=dtype, requires_grad=True)
+    bias = torch.randn(vocabulary, dtype=dtype, requires_grad=True)
+    labels = torch.randint(0, vocabulary, (rows, slots))
+    labels[0, 2:5] = IGNORED
+    labels[1] = IGNORED
+    return hidden, weight, bias, labels
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 8, 1000])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_value_and_gradients_equal_the_plain_formula(chunk, smoothing, softcap):
+    hidden, weight, bias, labels = inputs()
+    loss = linear_cross_entropy(hidden, weight, labels, bias_V=bias, chunk=chunk, label_smoothing=smoothing, softcap=softcap)
+    (loss.total * 0.7).backward()
+    got = [x.grad.clone() for x in (hidden, weight, bias)]
+    for x in (hidden, weight, bias):
+        x.grad = None
+    logits = hidden @ weight.T + bias
+    if softcap:
+        logits = softcap * torch.tanh(logits / softcap)
+    plain = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum", label_smoothing=smoothing)
+    (plain * 0.7).backward()
+    assert loss.count.item() == int((labels != IGNORED).sum()) == 11
+    torch.testing.assert_close(loss.total, plain)
+    for mine, x in zip(got, (hidden, weight, bias), strict=True):
+        torch.testing.assert_close(mine, x.grad, atol=1e-12, rtol=1e-10)
+    assert (hidden.grad[1] == 0).all()
+
+
+def test_float32_and_autocast_are_near_float64():
+    hidden, weight, _, labels = inputs(slots=64)
+    exact = linear_cross_entropy(hidden, weight, labels).total.item()
+    single = linear_cross_entropy(hidden.detach().float().requires_grad_(), weight.detach().float(), labels)
+    assert single.total.item() == pytest.approx(exact, rel=1e-5)
+    assert single.total.dtype == torch.float32
+    with torch.autocast("cpu", torch.bfloat16):
+        low = linear_cross_entropy(hidden.detach().float(), weight.detach().float().requires_grad_(), labels)
+    low.total.backward()
+    assert low.total.item() == pytest.approx(exact, rel=2e-2)
+    assert low.total.dtype == torch.float32
+
+
+def test_nothing_counted_is_zero_and_harmless():
+    """B79: no 0/0; the loss is 0, the count 0, every gradient exactly 0."""
+    hidden, weight, bias, labels = inputs()
+    loss = linear_cross_entropy(hidden, weight, torch.full_like(labels, IGNORED), bias_V=bias)
+    assert (loss.total.item(), loss.count.item(), loss.mean().item()) == (0, 0, 0)
+    loss.total.backward()
+    assert all((x.grad == 0).all() for x in (hidden, weight, bias))
+
+
+def test_counting_is_by_the_ignored_value_alone():
+    """B83: token id 0 counts; the ignored value can be chosen and is honoured."""
+    hidden, weight, _, labels = inputs()
+    labels[:] = 0
+    labels[0, :3] = 7
+    assert linear_cross_entropy(hidden, weight, labels).count.item() == 21
+    assert linear_cross_entropy(hidden, weight, labels, ignored=7).count.item() == 18
+    assert linear_cross_entropy(hidden, weight, labels, ignored=0).count.item() == 3
+
+
+def test_sums_add_up_and_means_are_taken_once():
+    """B73: 1 token of loss 4 and 3 tokens of loss 1 are 1.75 a token, not 2.5."""
+    parts = [Loss(torch.tensor(4.0), torch.tensor(1)), Loss(torch.tensor(3.0), torch.tensor(3))]
+    assert parts[0].plus(parts[1]).mean().item() == 1.75
+
+
+def test_no_large_logits_are_held():
+    """4096 positions of a vocabulary of 4096 would be 64 MiB of logits; no tensor made on the way is nearly so large."""
+    sizes = []
+
+    class Largest(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            out = function(*args, **(kwargs or {}))
+            if isinstance(out, torch.Tensor):
+                sizes.append(out.numel())
+            return out
+
+    hidden = torch.randn(1, 4096, 8, requires_grad=True)
+    weight = torch.randn(4096, 8, requires_grad=True)
+    with Largest():
+        linear_cross_entropy(hidden, weight, torch.zeros(1, 4096, dtype=torch.long), chunk=128).total.backward()
+    assert max(sizes) <= 128 * 4096
+
+
+@pytest.mark.usefixtures("our_checks_only")
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (torch.zeros(3, 6, dtype=torch.long), r"labels are \(3, 6\), but hidden states are \(3, 7\)"),
+        (torch.full((3, 7), 11), "label 11 is outside the vocabulary of 11"),
+        (torch.full((3, 7), -1), "label -1 is outside"),
+    ],
+)
+def test_labels_that_do_not_fit(labels, message):
+    hidden, weight, _, _ = inputs()
+    with pytest.raises(ShapeError, match=message):
+        linear_cross_entropy(hidden, weight, labels)
