@@ -44,6 +44,17 @@ def test_composed_flow_is_written_out():
     assert expected_flow([causal(), everything()], request)[0, :4, :4].all()
 
 
+def test_a_mask_that_breaks_its_own_bounds_is_not_believed():
+    """A rule says in two ways how far it looks; a faulty mask must not excuse the model that obeys it."""
+
+    class Wrong(type(causal())):
+        def sees(self, queries, keys):
+            return keys.positions[:, None, :] <= queries.positions[:, :, None] + 1
+
+    request = Request.from_rows([[1, 2, 3]])
+    assert expected_flow([Wrong(0)] * 2, request)[0].int().tolist() == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
+
+
 @pytest.mark.parametrize("size", [1.0, 1e-3, 1e-6, 1e-9])
 def test_leaks_far_below_float32_are_found_by_float64(size):
     found = first(Leaky(size))

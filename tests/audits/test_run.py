@@ -106,7 +106,7 @@ def test_training_mode_and_no_grad_do_not_change_the_answer():
     with torch.no_grad():
         inside = audit(toy, checks=["future", "packing"])
     with torch.inference_mode():
-        deeper = audit(Toy(), checks=["future", "packing"])
+        deeper = audit(toy, checks=["future", "packing"])
     assert inside.verdicts == deeper.verdicts == {"future": "pass", "packing": "pass"}
 
 

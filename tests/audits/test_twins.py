@@ -1,4 +1,4 @@
-"""Every check catches its twins, and names the first place that is wrong. (A test must be able to fail: law 7.)"""
+"""Every check catches its twins and names the first place that is wrong: no check that cannot fail."""
 
 from collections import Counter
 

@@ -66,6 +66,15 @@ def test_generate_refuses_in_one_line(checkpoint: Path, without_tokenizer: Path,
     assert "cannot be encoded" in refused(capsys, "generate", here, "a\udcff")
 
 
+def test_ctrl_c_in_a_verb_is_one_line_and_130(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pellucid.checkpoints.load", interrupted)
+    assert main(["generate", "anything", "x"]) == 130
+    assert capsys.readouterr().err == "stopped by Ctrl-C\n"
+
+
 def test_a_terminal_is_not_commanded_by_a_model() -> None:
     assert common.printable("a\x1b[2Jb\r\n\tc é漢\x07\x9b") == "a\ufffd[2Jb\ufffd\n\tc é漢\ufffd\ufffd"
 

@@ -8,7 +8,7 @@ from pellucid.visibility import causal
 
 
 class PlainModel(nn.Module):
-    """Stock post-norm encoder layers, masks of the "True hides" kind, a float mask with minus infinity inside."""
+    """Stock post-norm encoder layers and a boolean mask of the "True hides" kind."""
 
     def __init__(self, vocab_size=23, width=16, heads=2, layers=2, positions=32):
         super().__init__()
@@ -96,7 +96,7 @@ class Convolution(nn.Module):
 
 
 class Experts(nn.Module):
-    """Tokens are gathered by expert: hidden content changes shapes, and with them the last bits, of every product."""
+    """Tokens are gathered by expert, so that hidden content changes the shapes of every product."""
 
     def __init__(self):
         super().__init__()

@@ -67,6 +67,16 @@ def test_what_is_wrong_is_named(changes: dict[str, Any], words: str) -> None:
         config(**changes)
 
 
+def test_auto_is_settled_once_and_nothing_else_changes() -> None:
+    auto = config(precision="auto", optimizer={"kind": "muon", "precision": "auto"})
+    settled = auto.settled("bfloat16")
+    assert (settled.precision, settled.optimizer) == ("bfloat16", Muon(precision="bfloat16"))
+    assert auto.settled("bfloat16", "float32").optimizer == Muon(precision="float32")
+    assert settled.settled("float32") == settled
+    assert config().settled("bfloat16") == config()
+    assert settled.settled_precision == "bfloat16"
+
+
 def test_what_is_written_reads_back_equal(tmp_path: Path) -> None:
     wanted = config(
         optimizer={"kind": "muon"}, budget={"kind": "minutes", "minutes": 4.5}, clip_norm=None, seed=3

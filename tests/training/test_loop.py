@@ -15,10 +15,11 @@ import torch
 from safetensors.torch import load_file
 
 from pellucid.checkpoints import store
+from pellucid.configfile import to_yaml
 from pellucid.data.text import open_corpus
 from pellucid.errors import CheckpointError, ConfigError, DataError, InputError, TrainingError
 from pellucid.models.decoder import Decoder
-from pellucid.training import loop
+from pellucid.training import loop, prepare
 from pellucid.training import run_folder as run_folder_module
 from pellucid.training.config import TrainConfig
 from pellucid.training.events import Event, Interrupted, Prepared, Saved, Stepped, Validated
@@ -164,7 +165,7 @@ def test_the_same_config_gives_the_same_run(tmp_path: Path, words: dict[str, Any
 
 def test_it_learns(tmp_path: Path, words: dict[str, Any]) -> None:
     changes = {
-        "budget": {"kind": "steps", "steps": 60},
+        "budget": {"kind": "steps", "steps": 40},
         "optimizer": {"kind": "adamw", "rate": 0.03},
         "validation": {},
         "save_every": 0,
@@ -177,14 +178,14 @@ def test_it_learns(tmp_path: Path, words: dict[str, Any]) -> None:
     assert losses[-1] < 3
     assert result.validation is not None
     assert result.validation.bits_per_byte < 4
-    assert os.listdir(result.run / "checkpoints") == ["step-00000060"]
+    assert os.listdir(result.run / "checkpoints") == ["step-00000040"]
 
 
 def test_a_budget_of_minutes_ends_on_time_at_the_floor(
     tmp_path: Path, words: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a clock on which every look takes a tenth of a second."""
-    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=count(0.0, 0.1).__next__))
+    """By a clock on which every look takes a fifth of a second."""
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=count(0.0, 0.2).__next__))
     budget = {"kind": "minutes", "minutes": 1}
     schedule = {"warmup_share": 0.1, "shape": "linear"}
     wanted = config(words, budget=budget, schedule=schedule, validation={}, save_every=0)
@@ -285,6 +286,22 @@ def test_only_the_same_run_goes_on(tmp_path: Path, words: dict[str, Any]) -> Non
     assert longer.steps == 7
     with pytest.raises(ConfigError, match="does not exist"):
         train(config(words), tmp_path / "nowhere", resume=True)
+
+
+def test_what_was_measured_once_is_kept(
+    tmp_path: Path, words: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another answer in the middle of a run would change its numbers."""
+    monkeypatch.setattr(prepare, "fastest", lambda device: "bfloat16")
+    auto = config(words, precision="auto", optimizer={"kind": "muon", "precision": "auto"})
+    train(auto, tmp_path / "run", on_event=StopAfter(2))
+    monkeypatch.setattr(prepare, "fastest", pytest.fail)
+    resumed = train(auto, tmp_path / "run", resume=True)
+    kept = TrainConfig.from_file(resumed.run / "config.yaml")
+    assert (kept.precision, kept.optimizer.precision) == ("bfloat16", "bfloat16")
+    (resumed.run / "config.yaml").write_text(to_yaml(auto))
+    with pytest.raises(ConfigError, match="leaves a precision to be measured"):
+        train(auto, tmp_path / "run", resume=True)
 
 
 def test_a_damaged_checkpoint_does_not_go_on(tmp_path: Path, words: dict[str, Any]) -> None:

@@ -9,13 +9,13 @@ import threading
 import pytest
 import torch
 
-from pellucid.training import allocator
+from pellucid.training import allocator, precision
 from pellucid.training.interrupts import Interrupts
-from pellucid.training.precision import autocast
+from pellucid.training.precision import autocast, fastest
 
 _FAULTS = """
-import resource
-from pellucid.training.allocator import keep_pages
+import resource, runpy, sys
+keep_pages = runpy.run_path(sys.argv[1])["keep_pages"]
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(5):
@@ -33,8 +33,9 @@ needs_glibc = pytest.mark.skipif(allocator.platform.libc_ver()[0] != "glibc", re
 @needs_glibc
 def test_freed_pages_are_not_faulted_in_again() -> None:
     """By what the kernel counts, before and after."""
-    environment = {k: v for k, v in os.environ.items() if k not in allocator._OWN_SETTINGS}
-    plain, kept = subprocess.check_output([sys.executable, "-c", _FAULTS], env=environment).split()
+    clean = {k: v for k, v in os.environ.items() if k not in allocator._OWN_SETTINGS}
+    command = [sys.executable, "-c", _FAULTS, allocator.__file__]
+    plain, kept = subprocess.check_output(command, env=clean).split()
     assert int(kept) < 100 < 1000 < int(plain)
 
 
@@ -84,3 +85,16 @@ def test_autocast_is_bfloat16_or_nothing() -> None:
         assert (a @ a).dtype == torch.bfloat16
     with autocast("float32", torch.device("cpu")):
         assert (a @ a).dtype == torch.float32
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [((1.0, 0.5), "bfloat16"), ((1.0, 8.0), "float32")])
+def test_the_faster_format_is_found_by_measuring(
+    monkeypatch: pytest.MonkeyPatch, seconds: tuple[float, float], expected: str
+) -> None:
+    by_dtype = dict(zip((torch.float32, torch.bfloat16), seconds, strict=True))
+    monkeypatch.setattr(precision, "_product_seconds", lambda dtype, device: by_dtype[dtype])
+    assert fastest() == expected
+
+
+def test_measuring_takes_no_time_worth_speaking_of() -> None:
+    assert 0 < precision._product_seconds(torch.float32, "cpu") < 1

@@ -17,6 +17,7 @@ from pellucid.errors import ConfigError, DataError
 from pellucid.models.build import build
 from pellucid.models.config import ModelConfig
 from pellucid.models.decoder import Decoder
+from pellucid.nn import losses
 from pellucid.nn.losses import Loss
 from pellucid.training.validation import Window, bits_per_byte, score, windows
 
@@ -170,6 +171,20 @@ def test_dropout_is_off_and_the_mode_comes_back(tokenizer: Tokenizer) -> None:
     model.train()
     assert bits_per_byte(model, tokenizer, DOCUMENTS, length=8).nats == quiet.nats
     assert model.training
+
+
+def test_no_gradient_is_computed(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scoring costs a forward pass, not three."""
+    asked = []
+    original = losses._chunk
+
+    def chunk(*arguments: Any) -> Any:
+        asked.append(arguments[-1])
+        return original(*arguments)
+
+    monkeypatch.setattr(losses, "_chunk", chunk)
+    bits_per_byte(tiny(tokenizer.vocab_size, head_bias=True), tokenizer, DOCUMENTS, length=8)
+    assert set(asked) == {False}
 
 
 def test_bfloat16_is_close(tokenizer: Tokenizer) -> None:

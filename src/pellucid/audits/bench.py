@@ -127,7 +127,7 @@ class Bench:
 
     @cached_property
     def exact(self) -> Run | None:
-        """The target in float64, None (and a reason) where there is none."""
+        """The target in float64, None (and a reason) where it has no such copy or is in float64 itself."""
         module = self.probe.module
         if module is None:
             self.exact_reason = "the target is not a module that could be copied"
@@ -136,15 +136,18 @@ class Bench:
             twin = copy.deepcopy(module).double()
             run = Run(self.probe.over(twin))
             run.logits(self._plain)
+            run.noise = _kept_noise(run, twin, self._plain)
         except (RuntimeError, TypeError, NotImplementedError, AttributeError, PellucidError) as error:
-            self.exact_reason = (
-                f"no float64 copy: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
-            )
+            said = str(error).partition("\n")[0] or type(error).__name__
+            self.exact_reason = f"no float64 copy: {said}"
             return None
         if run.dtype != torch.float64:
             self.exact_reason = f"its float64 copy answers in {run.name}"
             return None
-        run.noise = _kept_noise(run, twin, self._plain)
+        self.native.logits(self._plain)
+        if self.native.dtype == torch.float64:
+            self.native.noise = run.noise
+            return None
         return run
 
     @property

@@ -41,9 +41,9 @@ class Changes:
         whole = len(self.keys) == len(self.base)
         return "every token changed" if whole else f"{len(self.keys)} of {len(self.base)} tokens changed"
 
-    def native(self) -> Reading:
+    def native(self, special: bool = False) -> Reading:
         """``sizes[query, key]`` in the target's own dtype; keys that were not changed stay 0."""
-        return self._read(self.bench.native, self.random, beside=False)
+        return self._read(self.bench.native, self.special if special else self.random, beside=False)
 
     def exact(self, like_native: bool) -> Reading | None:
         """The same in float64, with special tokens, or with those of the other run to have both alike."""

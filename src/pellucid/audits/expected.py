@@ -15,7 +15,8 @@ def expected_flow(rules: Sequence[Visibility], request: Request) -> Tensor:
     """``Bool[B, T, T]`` [query, key]: information may get from the key's input to the query's output.
 
     Each layer passes on what it sees and, by the residual stream, what it holds: after two layers of
-    ``causal() & window(3)`` a query is reached by the four tokens before it.
+    ``causal() & window(3)`` a query is reached by the four tokens before it. Besides its mask, a rule is held
+    to the bounds that it states (``ahead``, ``reach``), so that a mask that breaks them is found out.
     """
     places = Coordinates(request.positions, request.segments)
     itself_BTT = torch.diag_embed(request.real)
@@ -23,4 +24,17 @@ def expected_flow(rules: Sequence[Visibility], request: Request) -> Tensor:
     for rule in rules:
         sees_BTT = rule.mask(places, places)[:, 0] | itself_BTT
         flow_BTT = (sees_BTT.float() @ flow_BTT.float()) > 0
-    return flow_BTT
+    return flow_BTT & _within_bounds(rules, request.positions)
+
+
+def _within_bounds(rules: Sequence[Visibility], positions_BT: Tensor) -> Tensor:
+    """``Bool[B, T, T]``: not further ahead or back than all layers together say that they look."""
+    back_BTT = positions_BT[:, :, None] - positions_BT[:, None, :]
+    inside_BTT = torch.ones_like(back_BTT, dtype=torch.bool)
+    aheads = [rule.ahead for rule in rules if rule.ahead is not None]
+    if len(aheads) == len(rules):
+        inside_BTT &= back_BTT >= -sum(aheads)
+    backs = [rule.reach[0] for rule in rules if rule.reach[0] is not None and not rule.reach[1]]
+    if len(backs) == len(rules):
+        inside_BTT &= back_BTT <= sum(back for back in backs if back is not None)
+    return inside_BTT

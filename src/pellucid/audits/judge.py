@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+
 from pellucid.audits.bench import Bench, Reading, Run
 from pellucid.errors import UnsupportedError
 from pellucid.records import Finding, Status, Where
@@ -38,42 +40,50 @@ def judge(bench: Bench, readings: list[Reading], *, bits: bool) -> Verdict:
     ``bits``: the two runs had the same shapes and differed in hidden content only, so nothing but a kernel
     that chooses its order of summation by content may move anything at all.
     """
-    native = readings[0]
+    native, last = readings[0], readings[-1]
+    if last.run.dtype == torch.float64:
+        limit = max((1e-12 if bits else 1e-10) * last.scale, 20 * last.run.noise)
+        if last.largest > limit:
+            return Verdict(
+                "leak", last.largest, _seen(readings) + f", beyond rounding ({limit:.0e})", last, limit
+            )
+    if native is last:
+        return _by_one(bench, native, bits)
     tolerance = native.run.rounding * native.scale
-    if len(readings) == 1:
-        return _by_one(bench, native, tolerance, bits)
-    exact = readings[1]
-    limit = max((1e-12 if bits else 1e-10) * exact.scale, 20 * exact.run.noise)
-    seen = f"{native.run.name} moves by {native.largest:.1e}, float64 by {exact.largest:.1e}"
-    if exact.largest > limit:
-        return Verdict("leak", exact.largest, f"{seen}, beyond its rounding of {limit:.0e}", exact, limit)
     if native.largest > _GROSS * tolerance:
-        how = f"{seen}: too much for rounding, so the two precisions run different code"
+        how = _seen(readings) + ": too much for rounding, so the two precisions run different code"
         return Verdict("leak", native.largest, how, native, tolerance)
     if native.largest > tolerance:
-        how = f"{seen}: rounding, but more than the {tolerance:.0e} that {native.run.name} should need"
+        how = (
+            _seen(readings)
+            + f": rounding, but more than the {tolerance:.0e} that {native.run.name} should need"
+        )
         return Verdict("fragile", native.largest, how, native, tolerance)
-    how = f"{seen}: rounding" if native.largest else f"equal bit for bit in {native.run.name}"
-    return Verdict("pass", native.largest, how, native, tolerance)
+    return _held(readings)
 
 
-def _by_one(bench: Bench, native: Reading, tolerance: float, bits: bool) -> Verdict:
-    seen = f"{native.run.name} moves by {native.largest:.1e}"
-    why = f"({bench.exact_reason})" if bench.exact_reason else ""
+def _by_one(bench: Bench, native: Reading, bits: bool) -> Verdict:
+    if native.run.dtype == torch.float64:
+        return _held([native])
+    tolerance = native.run.rounding * native.scale
+    why = f" ({bench.exact_reason})" if bench.exact_reason else ""
     if native.largest > tolerance:
-        return Verdict(
-            "leak", native.largest, f"{seen}, beyond its rounding of {tolerance:.0e} {why}", native, tolerance
-        )
-    if bits and native.largest and native.run.rounding > 1e-10:
-        return Verdict(
-            "fragile",
-            native.largest,
-            f"{seen}: only float64 could tell this from rounding {why}",
-            native,
-            0.0,
-        )
-    how = f"{seen}: within rounding" if native.largest else f"equal bit for bit in {native.run.name}"
-    return Verdict("pass", native.largest, how, native, tolerance)
+        how = _seen([native]) + f", beyond rounding ({tolerance:.0e}){why}"
+        return Verdict("leak", native.largest, how, native, tolerance)
+    if bits and native.largest:
+        how = _seen([native]) + f": only float64 could tell this from rounding{why}"
+        return Verdict("fragile", native.largest, how, native, 0.0)
+    return _held([native])
+
+
+def _held(readings: list[Reading]) -> Verdict:
+    native = readings[0]
+    how = f"{_seen(readings)}: rounding" if native.largest else f"equal bit for bit in {native.run.name}"
+    return Verdict("pass", native.largest, how, native, native.largest)
+
+
+def _seen(readings: list[Reading]) -> str:
+    return ", ".join(f"{reading.run.name} moves by {reading.largest:.1e}" for reading in readings)
 
 
 def unless_refused(check: str, case: str, answer: Callable[[], Finding]) -> Finding:

@@ -83,8 +83,8 @@ def audit(
     """Who really sees whom in ``target``?
 
     ``probe`` says how the target is called. Left out, the target is asked for one (``target.probe()``), and
-    else taken for a causal ``forward(tokens) -> [B, T, V]``. ``checks`` are names out of ``CHECKS``; None asks
-    all. ``length`` is the length of the long sequences. While it is audited the module is in eval mode;
+    else taken for a causal ``forward(tokens) -> [B, T, V]``. ``checks`` are names out of ``CHECKS``; None
+    asks all. ``length`` is the length of the long sequences. While it is audited the module is in eval mode;
     afterwards its mode, weights, buffers and all random states are what they were. ``progress`` hears each
     check's name before it runs.
 

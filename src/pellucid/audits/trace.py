@@ -61,8 +61,9 @@ def _traces(bench: Bench, case: str, ask: Any, request: Request) -> Iterator[Fin
             )
     if flags != _flags(module):
         yield Finding(NAME, "leak", "answering changes training or requires_grad flags", case)
-    if state != _random_state():
-        yield Finding(NAME, "leak", "answering in eval mode draws random numbers", case)
+    drawn = [name for name, before in state.items() if before != _random_state().get(name)]
+    if drawn:
+        yield Finding(NAME, "leak", f"answering in eval mode draws random numbers ({', '.join(drawn)})", case)
     for name in ("tokens", "positions", "segments"):
         before, after = getattr(request, name), getattr(asked, name).cpu()
         if not torch.equal(before, after):
@@ -106,14 +107,14 @@ def _flags(module: nn.Module | None) -> list[tuple[str, bool]]:
     return flags + [(name, p.requires_grad) for name, p in module.named_parameters()]
 
 
-def _random_state() -> list[Any]:
+def _random_state() -> dict[str, Any]:
     """Comparable states of every generator that a model is likely to use."""
-    states: list[Any] = [torch.get_rng_state().tolist(), random.getstate()]
+    states: dict[str, Any] = {"torch": torch.get_rng_state().tolist(), "Python's random": random.getstate()}
     if torch.cuda.is_available() and torch.cuda.is_initialized():
-        states += [s.tolist() for s in torch.cuda.get_rng_state_all()]
+        states["torch on cuda"] = [state.tolist() for state in torch.cuda.get_rng_state_all()]
     if "numpy" in sys.modules:
         name, keys, *rest = sys.modules["numpy"].random.get_state()
-        states.append((name, keys.tolist(), *rest))
+        states["numpy"] = (name, keys.tolist(), *rest)
     return states
 
 

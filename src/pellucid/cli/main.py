@@ -17,6 +17,7 @@ A verb is a function in a file of its own, named in :data:`VERBS`. It imports wh
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ import typer
 
 from pellucid.cli.audit import audit
 from pellucid.cli.chat import chat
+from pellucid.cli.demo import demo
 from pellucid.cli.draw import draw
 from pellucid.cli.generate import generate
 from pellucid.cli.train import train
@@ -35,7 +37,9 @@ from pellucid.errors import InputError, TrainingError
 _USAGE = cast(type[Exception], typer.BadParameter.__mro__[2])
 assert _USAGE.__name__ == "ClickException"
 
-VERBS: tuple[Callable[..., Any], ...] = (audit, chat, draw, generate, train)
+_STOPPED = "stopped by Ctrl-C"
+
+VERBS: tuple[Callable[..., Any], ...] = (audit, chat, demo, draw, generate, train)
 
 app = typer.Typer(
     name="pellucid",
@@ -45,8 +49,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _interruptible(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """``verb``, saying so when Ctrl-C ends it; some typers would end without a word."""
+
+    @functools.wraps(verb)
+    def run_verb(**options: Any) -> Any:
+        try:
+            return verb(**options)
+        except KeyboardInterrupt:
+            raise typer.Exit(_end(130, _STOPPED)) from None
+
+    return run_verb
+
+
 for _verb in VERBS:
-    app.command()(_verb)
+    app.command()(_interruptible(_verb))
 
 
 @app.callback(invoke_without_command=True)
@@ -78,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = app(args=None if arguments is None else list(arguments), standalone_mode=False)
         sys.stdout.flush()
     except (KeyboardInterrupt, typer.Abort):
-        return _end(130, "stopped by Ctrl-C")
+        return _end(130, _STOPPED)
     except _USAGE as error:
         return _end(2, f"error: {error.format_message()}")  # type: ignore[attr-defined]
     except InputError as error:

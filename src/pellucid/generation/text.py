@@ -96,7 +96,7 @@ class TextStream:
         before, text = len(self._held), self._held + new
         if may_stop and (ends := self._matches(text, before)):
             self.stopped, self._held = True, ""
-            return text[: max(ends)[1]]
+            return text[: min(ends)[1]]
         sure = len(text) - self._possible(text)
         self._held = text[sure:]
         return text[:sure]

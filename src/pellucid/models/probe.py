@@ -72,10 +72,14 @@ class DecoderProbe(Probe):
         return ProbedCache(self.model.new_cache(rows, capacity))
 
     def extend(self, request: Request, cache: ProbedCache) -> Tensor:
-        """A part of a request keeps the positions of the whole; the model counts from where its row ended."""
+        """A part of a request keeps the positions of the whole; the model gets a chunk that counts from 0.
+
+        Where the row went on is for the model's cache to know: handing it over would hide a fault there.
+        """
         batch = _batch(request)
-        ends_B = torch.tensor(cache.held.row_lengths)
-        relative_BT = torch.where(batch.segments != 0, batch.positions - ends_B[:, None], 0)
+        real_BT = batch.segments != 0
+        first_B1 = batch.positions.masked_fill(~real_BT, torch.iinfo(torch.int64).max).amin(1, keepdim=True)
+        relative_BT = torch.where(real_BT, batch.positions - first_B1, 0)
         batch = replace(batch, positions=relative_BT, layout=None)
         with self._embeddings(request):
             logits: Tensor = self.model(batch.to(self._device), cache=cache.held).logits

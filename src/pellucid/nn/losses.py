@@ -31,8 +31,8 @@ def linear_cross_entropy(
     weight_VD: Float[Tensor, "V D"],
     labels_BT: Int[Tensor, "B T"],
     *,
-    bias_V: Float[Tensor, "V"] | None = None,
-    counted: Int[Tensor, "C"] | None = None,
+    bias_V: Float[Tensor, V] | None = None,
+    counted: Int[Tensor, C] | None = None,
     ignored: int = -100,
     softcap: float | None = None,
     label_smoothing: float = 0.0,
@@ -49,7 +49,9 @@ def linear_cross_entropy(
         ShapeError: labels that do not fit, or name a class outside the vocabulary.
     """
     if labels_BT.shape != hidden_BTD.shape[:2]:
-        raise ShapeError(f"labels are {tuple(labels_BT.shape)}, but hidden states are {tuple(hidden_BTD.shape[:2])}")
+        raise ShapeError(
+            f"labels are {tuple(labels_BT.shape)}, but hidden states are {tuple(hidden_BTD.shape[:2])}"
+        )
     flat = labels_BT.flatten()
     if counted is None:
         counted = (flat != ignored).nonzero()[:, 0]
@@ -62,6 +64,11 @@ def linear_cross_entropy(
                 f"positions without a label are marked by {ignored}"
             )
     hidden_CD = hidden_BTD.flatten(0, 1).index_select(0, counted)
+    if (
+        not torch.is_grad_enabled()
+    ):  # an autograd function is not told, and would compute gradients for nobody
+        hidden_CD, weight_VD = hidden_CD.detach(), weight_VD.detach()
+        bias_V = None if bias_V is None else bias_V.detach()
     total = _LinearCrossEntropy.apply(hidden_CD, weight_VD, bias_V, targets, softcap, label_smoothing, chunk)
     return Loss(total, torch.tensor(targets.numel(), device=targets.device))
 

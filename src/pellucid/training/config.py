@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from pellucid.configfile import Config
 from pellucid.data.text import HELDOUT_SHARE
 from pellucid.models.config import ModelConfig
+from pellucid.training.precision import Precision
 
 Rate = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -57,6 +58,8 @@ class Muon(Config):
     weight_decay: Rate = 0.0
     adjust: Literal["original", "match_rms_adamw"] = "original"
     """How a matrix's shape changes its rate (``match_rms_adamw`` takes rates tuned for AdamW)."""
+    precision: Literal["auto", "float32", "bfloat16"] = "float32"
+    """The number format of the orthogonalisation; ``auto`` as for the run's own ``precision``."""
     adamw: AdamW = AdamW(rate=3e-3, weight_decay=0.0)
 
 
@@ -130,7 +133,8 @@ class TrainConfig(Config):
     accumulation: Positive = 1
     """Micro-batches of a step; their losses are summed before they are divided."""
     clip_norm: Annotated[float, Field(gt=0)] | None = 1.0
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Literal["auto", "float32", "bfloat16"] = "float32"
+    """``auto`` measures once which is faster here; the run folder keeps what was chosen."""
     checkpoint_activations: bool = False
     """Recompute activations in the backward pass: less memory, a third more work."""
     validation: ValidationConfig = ValidationConfig()
@@ -157,6 +161,21 @@ class TrainConfig(Config):
                 "the model needs a row for every token"
             )
         return self
+
+    def settled(self, precision: Precision, of_optimizer: Precision | None = None) -> TrainConfig:
+        """The same with ``auto`` replaced by what was measured, the optimizer's by ``of_optimizer``."""
+        changes: dict[str, Any] = {}
+        if self.precision == "auto":
+            changes["precision"] = precision
+        if isinstance(self.optimizer, Muon) and self.optimizer.precision == "auto":
+            changes["optimizer"] = self.optimizer.model_copy(update={"precision": of_optimizer or precision})
+        return self.model_copy(update=changes)
+
+    @property
+    def settled_precision(self) -> Precision:
+        """The precision, once ``auto`` has been decided (see ``prepare.settled``)."""
+        assert self.precision != "auto"
+        return self.precision
 
     @property
     def window(self) -> tuple[int, int]:

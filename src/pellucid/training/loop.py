@@ -15,7 +15,7 @@ from pellucid.training.config import TrainConfig
 from pellucid.training.events import Event, Interrupted, Listener, Prepared, Saved, Stepped, Validated
 from pellucid.training.interrupts import Interrupts
 from pellucid.training.monitors import Metrics
-from pellucid.training.prepare import Parts, prepare
+from pellucid.training.prepare import Parts, prepare, settled
 from pellucid.training.run_folder import RunFolder, step_name
 from pellucid.training.schedule import multiplier, progress
 from pellucid.training.step import StepResult, Where, train_step
@@ -76,7 +76,11 @@ def train(
         InputError: something in the config, the data or on the disk cannot be used; nothing was trained.
         TrainingError: the run must not go on; the message names the last good checkpoint.
     """
-    run = RunFolder.reopen(run_folder, config) if resume else RunFolder.create(run_folder, config)
+    if resume:
+        run, config = RunFolder.reopen(run_folder, config)
+    else:
+        config = settled(config)
+        run = RunFolder.create(run_folder, config)
     try:
         parts = prepare(config, run, resume_from=run if resume else None)
     except BaseException:
@@ -134,7 +138,7 @@ class _Loop:
             batches,
             parts.optimizers,
             clip_norm=self.config.clip_norm,
-            precision=self.config.precision,
+            precision=self.config.settled_precision,
             where=Where(counters.step + 1, lambda: self.documents(first), self.last),
         )
         seconds = time.monotonic() - started
@@ -156,7 +160,7 @@ class _Loop:
             length=length,
             stride=stride,
             batch_tokens=config.validation.batch_tokens,
-            precision=config.precision,
+            precision=config.settled_precision,
         )
         if self.interrupts.asked:
             return None

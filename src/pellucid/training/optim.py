@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from pellucid.errors import CheckpointError
 from pellucid.nn.positions import LearnedPositions
 from pellucid.training import config as cfg
+from pellucid.training.muon import Muon
 
 Role = Literal["matrix", "embedding", "head", "vector"]
 
@@ -130,8 +131,10 @@ def make_optimizers(model: nn.Module, config: cfg.AdamW | cfg.Muon) -> Optimizer
         return Optimizers(
             names, {"adamw": _adamw(those("matrix", "head"), those("embedding", "vector"), config)}
         )
-    muon = torch.optim.Muon(
+    assert config.precision != "auto", "a run settles it before it begins"
+    muon = Muon(
         those("matrix"),
+        dtype=getattr(torch, config.precision),
         lr=config.rate,
         momentum=config.momentum,
         weight_decay=config.weight_decay,

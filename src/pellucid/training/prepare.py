@@ -20,6 +20,7 @@ from pellucid.training import state
 from pellucid.training.allocator import keep_pages
 from pellucid.training.config import TrainConfig
 from pellucid.training.optim import Optimizers, make_optimizers
+from pellucid.training.precision import fastest
 from pellucid.training.run_folder import RunFolder
 
 _OPTIMIZER_SHARE = 2  # AdamW remembers two numbers for each weight
@@ -72,12 +73,21 @@ def prepare(config: TrainConfig, run: RunFolder, resume_from: RunFolder | None =
     return Parts(train, heldout, sample, tokenizer, loader, model, optimizers, counters)
 
 
+def settled(config: TrainConfig) -> TrainConfig:
+    """The config with everything decided that was left to this machine."""
+    if config == config.settled("float32"):
+        return config
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    return config.settled(fastest(config.device))
+
+
 def go_on(last: Path, model: Decoder, loader: Loader, optimizers: Optimizers) -> state.Counters:
     """Put model, loader, optimizers and random generators back to where ``last`` was saved."""
     stored = store.load(last, check="digests").model
     model.load_state_dict(
         stored.state_dict()
-    )  # copied: mapped memory is aligned otherwise, and may round otherwise
+    )  # a copy: mapped memory lies otherwise, and might round otherwise
     counters = state.load_state(last / state.FOLDER, optimizers)
     loader.load_state_dict(counters.loader)
     return counters

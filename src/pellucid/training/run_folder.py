@@ -69,10 +69,16 @@ class RunFolder:
         return run
 
     @classmethod
-    def reopen(cls, path: str | Path, config: TrainConfig) -> RunFolder:
+    def reopen(cls, path: str | Path, config: TrainConfig) -> tuple[RunFolder, TrainConfig]:
         """The folder of a run that goes on, with the same configuration but for budget and bookkeeping."""
         run = cls(Path(path))
         stored = TrainConfig.from_file(run.path / "config.yaml")
+        if stored != stored.settled("float32"):
+            raise ConfigError(
+                f"{run.path / 'config.yaml'} leaves a precision to be measured, but this run began with one; "
+                "put back float32 or bfloat16, whichever it was"
+            )
+        config = config.settled(stored.settled_precision, getattr(stored.optimizer, "precision", None))
         free = {"budget", "validation", "save_every", "keep", "threads", "device"}
         for name in TrainConfig.model_fields:
             before, now = getattr(stored, name), getattr(config, name)
@@ -84,7 +90,7 @@ class RunFolder:
         discard_unfinished(run.path)
         discard_unfinished(run.checkpoints)
         write_text(run.path / "config.yaml", to_yaml(config))
-        return run
+        return run, config
 
     def leave_nothing(self) -> None:
         """Take back what :meth:`create` made, if nothing was trained: the folder is free for the next try."""

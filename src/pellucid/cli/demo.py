@@ -1,0 +1,149 @@
+"""``pellucid demo``: the whole way once, on data that every machine with Python has."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+import sys
+import time
+from collections.abc import Callable, Iterable
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pellucid.cli import common
+
+if TYPE_CHECKING:
+    from pellucid.audits import AuditReport
+    from pellucid.data import Document
+    from pellucid.generation import Completion
+    from pellucid.training import TrainConfig, TrainResult
+
+PROMPTS = (
+    "import os\nimport sys\n\ndef main(",
+    "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item",
+    "    def test_",
+    "for i in range(",
+)
+NEW_TOKENS = 40
+
+MinutesOption = Annotated[
+    float | None, typer.Option(min=0.01, help="How long to train. Default: 3.75.", show_default=False)
+]
+Out = Annotated[Path, typer.Option(help="The run folder; an older demo in it is moved aside.")]
+
+
+def demo(minutes: MinutesOption = None, out: Out = Path("runs/demo"), as_json: common.Json = False) -> None:
+    """Train on this machine's Python library, measure, audit, complete code.
+
+    Writes summary.json into the run folder. Exits with 1 when an audit finds a leak.
+
+    \b
+    Example:
+      pellucid demo --minutes 60 --out runs/long-demo
+    """
+    from pellucid.training import train
+    from pellucid.training.monitors import console_listener
+
+    started = time.monotonic()
+    _move_aside(out)
+    config = _config(minutes)
+    _say("learning the Python source of this machine")
+    with console_listener() as listener:
+        result = train(config, out, on_event=listener)
+    if result.interrupted:
+        typer.echo(f"stopped; go on with: pellucid train {out} --resume", err=True)
+        raise typer.Exit(130)
+    summary, report = _summary(config, result, started)
+    _finish(out, summary, report, as_json)
+    raise typer.Exit(0 if report.passed else 1)
+
+
+def _config(minutes: float | None) -> TrainConfig:
+    from pellucid.configfile import apply_overrides, read_mapping
+    from pellucid.training import TrainConfig
+
+    mapping = read_mapping(Path(str(files("pellucid.cli") / "demo.yaml")))
+    overrides = [] if minutes is None else [f"budget.minutes={minutes}"]
+    return TrainConfig.from_mapping(apply_overrides(mapping, overrides))
+
+
+def _summary(config: TrainConfig, result: TrainResult, started: float) -> tuple[dict[str, Any], AuditReport]:
+    """Everything that is worth telling about a finished run, measured on the checkpoint that was saved."""
+    from pellucid.audits import audit
+    from pellucid.checkpoints import load
+    from pellucid.data import open_corpus
+    from pellucid.generation import generate
+    from pellucid.models.probe import DecoderProbe
+
+    checkpoint = load(result.checkpoint)
+    heldout = open_corpus(config.data.source, heldout_share=config.data.heldout_share)
+    _say("asking the model who sees whom")
+    report = audit(checkpoint.model, DecoderProbe(checkpoint.model, str(result.checkpoint)))
+    _say("completing code")
+    completions = generate(checkpoint, list(PROMPTS), max_new_tokens=NEW_TOKENS)
+    assert result.validation is not None
+    summary = {
+        "tokens_trained": result.tokens,
+        "train_tokens_per_second": round(result.tokens_per_second, 1),
+        "heldout_bits_per_byte": result.validation.bits_per_byte,
+        "gzip_bits_per_byte": _compressed(heldout.documents("heldout"), lambda data: gzip.compress(data, 9)),
+        "xz_bits_per_byte": _compressed(heldout.documents("heldout"), _xz),
+        "heldout_files": result.validation.documents,
+        "heldout_bytes": result.validation.bytes,
+        "audits": {name: status not in ("leak", "error") for name, status in report.verdicts.items()},
+        "completions": [
+            {"prompt": prompt, "text": completion.text}
+            for prompt, completion in zip(PROMPTS, completions, strict=True)
+        ],
+        "parameters": sum(parameter.numel() for parameter in checkpoint.model.parameters()),
+        "checkpoint": str(result.checkpoint),
+        "seconds": round(time.monotonic() - started, 1),
+    }
+    return summary, report
+
+
+def _finish(out: Path, summary: dict[str, Any], report: AuditReport, as_json: bool) -> None:
+    from pellucid.checkpoints.atomic import write_text
+    from pellucid.reports import show
+
+    write_text(out / "summary.json", json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
+    if as_json:
+        common.print_json(summary)
+        return
+    for completion in summary["completions"]:
+        typer.echo(common.printable(f"\n{completion['prompt']}\u27e8{completion['text']}\u27e9"))
+    typer.echo("")
+    show(report.table(), sys.stdout)
+    typer.echo(
+        f"\nheld-out bits per byte: {summary['heldout_bits_per_byte']:.3f}"
+        f"   (gzip {summary['gzip_bits_per_byte']:.3f}, xz {summary['xz_bits_per_byte']:.3f})"
+        f"\n{out / 'summary.json'} holds all of it; pellucid chat {summary['checkpoint']} talks to the model"
+    )
+
+
+def _compressed(documents: Iterable[Document], compress: Callable[[bytes], bytes]) -> float:
+    """Bits per byte of a compressor, file by file."""
+    texts = [document.text.encode("utf-8") for document in documents]
+    return 8 * sum(len(compress(text)) for text in texts) / sum(map(len, texts))
+
+
+def _xz(data: bytes) -> bytes:
+    return lzma.compress(data, preset=9 | lzma.PRESET_EXTREME)
+
+
+def _move_aside(out: Path) -> None:
+    """An older demo keeps its files, under a name of its own."""
+    if not (out / "config.yaml").is_file():  # not a run: the new run will refuse whatever else is there
+        return
+    number = next(n for n in range(1, 10**6) if not out.with_name(f"{out.name}.{n}").exists())
+    aside = out.with_name(f"{out.name}.{number}")
+    out.rename(aside)
+    _say(f"the older demo is now in {aside}")
+
+
+def _say(text: str) -> None:
+    typer.echo(text, err=True)
