@@ -1,12 +1,13 @@
 """Tensor shapes in annotations are checked while tests run, and every test starts from the same seed."""
 
-import helpers.shape_checks  # noqa: F401  (the hook below looks it up by name)
 import jaxtyping
+
+import helpers.shape_checks  # noqa: F401  (the hook below looks it up by name)
 
 jaxtyping.install_import_hook("pellucid", "helpers.shape_checks.shapes_only").__enter__()
 
-import pytest
-import torch
+import pytest  # noqa: E402
+import torch  # noqa: E402
 
 torch.set_num_threads(1)
 

@@ -10,7 +10,8 @@
     │   └── CheckpointError             a folder that is not what it says it is
     ├── UnsupportedError(InputError)    a backend or part cannot do what was asked, and says so
     ├── LengthError(InputError)         past a position table, a window or a cache's capacity
-    └── TrainingError(RuntimeError)     a run that must not go on (a loss that is not finite, a full disk)
+    ├── TrainingError(RuntimeError)     a run that must not go on (a loss that is not finite)
+    └── StorageError(RuntimeError)      a disk that took no more while a run was writing to it
 
 An ``InputError`` names the value it met, the value it wanted, and the way out, on one line: the
 command line prints it as it is and exits with 2. Our own mistakes are ``assert``s, not these.
@@ -51,3 +52,7 @@ class LengthError(InputError):
 
 class TrainingError(PellucidError, RuntimeError):
     """A run must not go on: going on would damage the weights or the files."""
+
+
+class StorageError(PellucidError, RuntimeError):
+    """The disk is full, read-only or gone; what was complete before is still there."""

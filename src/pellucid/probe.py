@@ -48,9 +48,7 @@ class Request:
     embeddings: Tensor | None = None
 
     @classmethod
-    def from_rows(
-        cls, rows: Sequence[Sequence[int]], *, side: Side = "right", length: int | None = None
-    ) -> Request:
+    def from_rows(cls, rows: Sequence[Sequence[int]], *, side: Side = "right", length: int | None = None) -> Request:
         """One document a row, padded with token 0 to ``length`` slots on the ``side``."""
         return cls.from_documents([[row] for row in rows], side=side, length=length)
 
@@ -124,9 +122,7 @@ class Request:
 
     def to(self, device: torch.device) -> Request:
         """A copy on ``device`` that shares no integer tensor with this one."""
-        given = {
-            name: value for name, value in vars(self).items() if value is not None and name != "embeddings"
-        }
+        given = {name: value for name, value in vars(self).items() if value is not None and name != "embeddings"}
         return replace(self, **{name: value.to(device, copy=True) for name, value in given.items()})
 
 

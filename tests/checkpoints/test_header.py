@@ -26,9 +26,7 @@ def entry(*shape: int, start: int = 0, dtype: str = "F32", **more: Any) -> dict[
 
 
 def test_every_dtype_is_read_as_it_was_written(tmp_path: Path) -> None:
-    tensors = {code: torch.zeros(2, 3).to(dtype) for code, dtype in DTYPES.items()} | {
-        "scalar": torch.zeros(())
-    }
+    tensors = {code: torch.zeros(2, 3).to(dtype) for code, dtype in DTYPES.items()} | {"scalar": torch.zeros(())}
     save_file(tensors, tmp_path / "x", metadata={"format": "pt"})
     assert read_header(tmp_path / "x") == {name: TensorSpec.of(tensor) for name, tensor in tensors.items()}
     assert str(TensorSpec.of(tensors["BF16"])) == "bfloat16[2, 3]"

@@ -43,9 +43,7 @@ CONFIGS = {
     "post-norm": config(
         norm_placement="post", norm={"kind": "layer_norm"}, position={"kind": "learned", "max_positions": 9}
     ),
-    "windows": config(
-        layers=["causal & window(2)", "causal"], num_hidden_layers=2, position={"kind": "none"}
-    ),
+    "windows": config(layers=["causal & window(2)", "causal"], num_hidden_layers=2, position={"kind": "none"}),
 }
 
 
@@ -93,9 +91,7 @@ def test_a_loaded_model_is_the_saved_one(tmp_path: Path, tokenizer: Tokenizer, n
     assert found.tokenizer.encode("to be") == tokenizer.encode("to be")
     assert found.report.complete
     assert {t.name for t in found.report} == set(model.state_dict())
-    assert {t.status for t in found.report} == (
-        {"loaded", "tied"} if model.config.tie_word_embeddings else {"loaded"}
-    )
+    assert {t.status for t in found.report} == ({"loaded", "tied"} if model.config.tie_word_embeddings else {"loaded"})
 
 
 def test_a_loaded_model_can_be_saved_again_byte_for_byte(tmp_path: Path, saved: Path) -> None:
@@ -219,9 +215,7 @@ def test_a_model_that_was_changed_by_hand_is_refused(tmp_path: Path) -> None:
         store.save(tmp_path / "a", grown)
     resized = build(CONFIGS["tied"])
     resized.norm.weight = torch.nn.Parameter(torch.ones(17))
-    with pytest.raises(
-        CheckpointError, match=r"has \[17\] as 'norm.weight', but its config describes \[16\]"
-    ):
+    with pytest.raises(CheckpointError, match=r"has \[17\] as 'norm.weight', but its config describes \[16\]"):
         store.save(tmp_path / "a", resized)
     untied = build(CONFIGS["tied"])
     untied.lm_head.weight = torch.nn.Parameter(untied.embed_tokens.weight.detach().clone())
@@ -237,9 +231,7 @@ def test_a_model_that_was_changed_by_hand_is_refused(tmp_path: Path) -> None:
 
 def test_a_tokenizer_with_too_many_tokens_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
     small = build(config(vocab_size=260))
-    with pytest.raises(
-        CheckpointError, match=rf"tokenizer has {tokenizer.vocab_size} tokens but the model only 260"
-    ):
+    with pytest.raises(CheckpointError, match=rf"tokenizer has {tokenizer.vocab_size} tokens but the model only 260"):
         store.save(tmp_path / "a", small, tokenizer=tokenizer)
 
 

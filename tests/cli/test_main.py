@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from pellucid.cli import main as cli
-from pellucid.errors import ConfigError, TrainingError
+from pellucid.errors import ConfigError, StorageError, TrainingError
 
 
 def process(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
@@ -40,6 +40,7 @@ def raising(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
         (ConfigError("a is 1, but must be 2"), 2, "error: a is 1, but must be 2\n"),
         (ConfigError("two\nlines"), 2, "error: two lines\n"),
         (TrainingError("step 7: the loss is nan"), 1, "error: step 7: the loss is nan\n"),
+        (StorageError("cannot write x: the disk is full"), 2, "error: cannot write x: the disk is full\n"),
         (KeyboardInterrupt(), 130, "stopped by Ctrl-C\n"),
         (typer.Abort(), 130, "stopped by Ctrl-C\n"),
         (typer.BadParameter("no good"), 2, "error: Invalid value: no good\n"),
@@ -88,9 +89,7 @@ def test_our_own_mistakes_show_their_traceback(raising: Callable[[BaseException]
         (["draw", "causal", "--length", "x"], "--length"),
     ],
 )
-def test_bad_usage_is_one_line_and_two(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_usage_is_one_line_and_two(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(arguments) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1

@@ -154,12 +154,7 @@ def test_draw_a_rule_a_config_and_a_checkpoint(checkpoint: Path, tmp_path: Path,
 
 
 def test_draw_a_png(tmp_path: Path) -> None:
-    assert (
-        main(
-            ["draw", "causal | blocks", "--length", "4", "--groups", "0,1,1,0", "-o", str(tmp_path / "m.png")]
-        )
-        == 0
-    )
+    assert main(["draw", "causal | blocks", "--length", "4", "--groups", "0,1,1,0", "-o", str(tmp_path / "m.png")]) == 0
     assert (tmp_path / "m.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -171,9 +166,7 @@ def test_draw_refuses_in_one_line_and_leaves_nothing(tmp_path: Path, capsys: Cap
     assert "write it like 3,5,1" in refused(capsys, "draw", "causal", "--documents", "3,x", "-o", there)
     assert "--groups 0,1,1,0" in refused(capsys, "draw", "blocks", "-o", there)
     assert "draw 1 to 512" in refused(capsys, "draw", "causal", "--length", "0", "-o", there)
-    assert "no such file or directory" in refused(
-        capsys, "draw", "causal", "-o", str(tmp_path / "no" / "m.svg")
-    )
+    assert "no such file or directory" in refused(capsys, "draw", "causal", "-o", str(tmp_path / "no" / "m.svg"))
     (tmp_path / "taken.svg").mkdir()
     assert "taken.svg: is a directory" in refused(capsys, "draw", "causal", "-o", str(tmp_path / "taken.svg"))
     assert [path.name for path in tmp_path.iterdir()] == ["taken.svg"]
@@ -191,9 +184,7 @@ def test_audit_passes_an_honest_checkpoint(checkpoint: Path, capsys: Captured) -
     assert json.loads(capsys.readouterr().out)["verdicts"] == {"future": "pass"}
 
 
-def test_audit_of_a_leak_exits_with_one(
-    checkpoint: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_audit_of_a_leak_exits_with_one(checkpoint: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     """A twin whose every token takes a little from the one after it."""
     forward = Decoder.forward
 

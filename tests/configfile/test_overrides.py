@@ -30,9 +30,7 @@ BASE = {"rate": 0.1, "layers": ["causal", "causal"], "position": {"kind": "rope"
         ("text=null", ("text",), None),
     ],
 )
-def test_sets_one_value_and_leaves_the_input_alone(
-    override: str, path: tuple[str | int, ...], value: object
-) -> None:
+def test_sets_one_value_and_leaves_the_input_alone(override: str, path: tuple[str | int, ...], value: object) -> None:
     before = copy.deepcopy(BASE)
     got = apply_overrides(BASE, [override])
     for key in path:

@@ -12,9 +12,7 @@ from pellucid.data import IGNORED, Batch, Document, Loader, Tokenizer, TokenStor
 from pellucid.errors import ConfigError, DataError
 from pellucid.visibility import Layout
 
-DOCUMENTS = [
-    [100 * n + t for t in range(size)] for n, size in enumerate([7, 1, 12, 0, 3, 30, 2, 9, 5, 4, 11], 1)
-]
+DOCUMENTS = [[100 * n + t for t in range(size)] for n, size in enumerate([7, 1, 12, 0, 3, 30, 2, 9, 5, 4, 11], 1)]
 
 
 def loader(documents=DOCUMENTS, **settings) -> Loader:

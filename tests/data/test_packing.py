@@ -62,16 +62,12 @@ def test_rows_too_short_for_a_pair_are_refused(length: int) -> None:
 @settings(deadline=None, max_examples=60)
 @given(DOCUMENTS, st.integers(2, 12), st.booleans())
 def test_every_pair_once_and_no_token_lost(documents: list[list[int]], length: int, join: bool) -> None:
-    tagged = [
-        [100 * (n + 1) + 20 * (t % 5) + token for t, token in enumerate(d)] for n, d in enumerate(documents)
-    ]
+    tagged = [[100 * (n + 1) + 20 * (t % 5) + token for t, token in enumerate(d)] for n, d in enumerate(documents)]
     rows = list(pack(tagged, length, join=join))
     pieces = [piece for row in rows for piece in row]
     assert all(pieces)
     assert all(sum(map(len, row)) <= length for row in rows)
-    assert Counter(p for piece in pieces for p in pairwise(piece)) == Counter(
-        p for d in tagged for p in pairwise(d)
-    )
+    assert Counter(p for piece in pieces for p in pairwise(piece)) == Counter(p for d in tagged for p in pairwise(d))
     joined: list[int] = []
     for piece in pieces:  # neighbours overlap exactly where a document goes on
         goes_on = joined and piece[0] == joined[-1] and len(piece) > 1

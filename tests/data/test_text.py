@@ -50,9 +50,7 @@ def test_globs_are_sorted_and_named_relative_to_their_fixed_part(folder: Path) -
 
 
 def test_lists_share_a_base_and_read_no_file_twice(folder: Path) -> None:
-    corpus = open_corpus(
-        [f"{folder}/sub/*", folder / "sub" / "c.txt", folder / "a.txt", Document("mine", "x")]
-    )
+    corpus = open_corpus([f"{folder}/sub/*", folder / "sub" / "c.txt", folder / "a.txt", Document("mine", "x")])
     assert names(corpus) == ["a.txt", "sub/c.txt", "sub/d.md", "mine"]
     assert names(open_corpus([folder / "a.txt", f"{folder}/sub/../*.txt"])) == ["a.txt", "b.txt"]
 
@@ -123,9 +121,7 @@ def test_split_shares(share: float, train: int | None, heldout: int | None) -> N
         if side in sides:
             assert names(corpus, side) == [str(n) for n in range(100) if sides[n] == side]
         else:
-            with pytest.raises(
-                DataError, match=f"no document of .* falls into the {side} split .* heldout_share"
-            ):
+            with pytest.raises(DataError, match=f"no document of .* falls into the {side} split .* heldout_share"):
                 names(corpus, side)
 
 
@@ -214,9 +210,7 @@ def jsonl(path: Path, *lines: object) -> Path:
 
 
 def test_json_lines(tmp_path: Path) -> None:
-    path = jsonl(
-        tmp_path / "x.jsonl", "\ufeff", {"text": "one\r\n"}, "\n", {"id": 7, "text": ""}, '{"text": "last"}'
-    )
+    path = jsonl(tmp_path / "x.jsonl", "\ufeff", {"text": "one\r\n"}, "\n", {"id": 7, "text": ""}, '{"text": "last"}')
     documents = list(open_corpus(path).documents("all"))
     assert documents == [
         Document("x.jsonl:1", "one\r\n"),
@@ -262,9 +256,7 @@ def parquet(path: Path, **columns: object) -> Path:
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
 def test_parquet(tmp_path: Path, kind) -> None:
-    path = parquet(
-        tmp_path / "x.parquet", text=pa.array(["one", "zwei ä", ""], pa.string()).cast(kind), n=[1, 2, 3]
-    )
+    path = parquet(tmp_path / "x.parquet", text=pa.array(["one", "zwei ä", ""], pa.string()).cast(kind), n=[1, 2, 3])
     documents = list(open_corpus(path).documents("all"))
     assert documents == [Document(f"x.parquet:{n}", t) for n, t in enumerate(["one", "zwei ä", ""], 1)]
 

@@ -127,9 +127,7 @@ def test_training_is_deterministic_and_the_digest_tells_tokenizers_apart(small: 
 def test_slices_of_a_long_text_join_up(small: Tokenizer, text: str, size: int) -> None:
     slices = list(small._slices(text, size))
     assert "".join(slices) == text
-    assert [id_ for part in slices for id_ in small._backend.encode(part).ids] == small._backend.encode(
-        text
-    ).ids
+    assert [id_ for part in slices for id_ in small._backend.encode(part).ids] == small._backend.encode(text).ids
 
 
 def test_long_texts_are_sliced(small: Tokenizer) -> None:

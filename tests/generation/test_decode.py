@@ -44,9 +44,7 @@ def test_the_global_random_state_is_not_touched() -> None:
 
 
 def test_greedy_follows_the_table() -> None:
-    result = generate_ids(
-        TableModel.chain({1: 2, 2: 3, 3: 1}, 4), [[1], [3]], GenerationParams(max_new_tokens=4)
-    )
+    result = generate_ids(TableModel.chain({1: 2, 2: 3, 3: 1}, 4), [[1], [3]], GenerationParams(max_new_tokens=4))
     assert [row.tokens for row in result] == [[2, 3, 1, 2], [1, 2, 3, 1]]
     assert result[0].finish_reason == "length"
 
@@ -99,9 +97,7 @@ def test_a_caller_may_end_a_row() -> None:
         asked.append((row, token))
         return row == 0 and token == 3
 
-    steps = list(
-        decode(model, [[1], [2]], GenerationParams(max_new_tokens=3, stop_ids=[1]), ends_row=ends_row)
-    )
+    steps = list(decode(model, [[1], [2]], GenerationParams(max_new_tokens=3, stop_ids=[1]), ends_row=ends_row))
     assert [step.tokens for step in steps] == [(2, 3), (3, 1)]
     assert [step.finished for step in steps] == [(None, None), ("stop", "stop")]
     assert asked == [(0, 2), (1, 3), (0, 3)]  # a stop id is not asked about

@@ -159,9 +159,7 @@ def test_filters_apply_in_the_documented_order() -> None:
 
 @pytest.mark.parametrize("temperature", [1e-300, 1e-8, 1e300])
 def test_no_temperature_overflows(temperature: float) -> None:
-    choice = choose(
-        torch.tensor([100.0, -100.0, 99.0]), GenerationParams(temperature=temperature), generator()
-    )
+    choice = choose(torch.tensor([100.0, -100.0, 99.0]), GenerationParams(temperature=temperature), generator())
     assert choice.token == 0 or temperature > 1
     assert math.isfinite(choice.logprob)
 

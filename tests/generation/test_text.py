@@ -21,9 +21,7 @@ def pushed(pieces: list[bytes], stop: tuple[str, ...] = ()) -> tuple[list[str], 
 
 def speaker(pieces: list[bytes], following: dict[int, int], **ids: int) -> SimpleNamespace:
     """A model that says ``following`` and a tokenizer of these pieces."""
-    return SimpleNamespace(
-        model=TableModel.chain(following, len(pieces)), tokenizer=PieceTokenizer(pieces, **ids)
-    )
+    return SimpleNamespace(model=TableModel.chain(following, len(pieces)), tokenizer=PieceTokenizer(pieces, **ids))
 
 
 def test_characters_split_over_tokens_come_out_whole() -> None:
@@ -109,9 +107,7 @@ def test_a_stop_text_waits_for_the_least_number_of_new_tokens() -> None:
     (completion,) = generate(checkpoint, ["a"], max_new_tokens=8, min_new_tokens=2, stop=["b"])
     assert (completion.text, completion.tokens) == ("ba", [1, 0, 1])
     (completion,) = generate(checkpoint, ["a"], max_new_tokens=8, min_new_tokens=2, stop=["ab", "bab"])
-    assert (
-        completion.text == ""
-    )  # "bab" ends with the third token, as "ab" does; the longer one is cut off whole
+    assert completion.text == ""  # "bab" ends with the third token, as "ab" does; the longer one is cut off whole
 
 
 def test_pieces_join_to_the_completions_of_each_row() -> None:
@@ -139,9 +135,7 @@ def test_begin_is_put_before_a_prompt_exactly_once() -> None:
 
 def test_tokens_that_the_tokenizer_lacks_never_come() -> None:
     """B131."""
-    checkpoint = SimpleNamespace(
-        model=TableModel.chain({0: 3, 1: 3}, 4), tokenizer=PieceTokenizer([b"a", b"b"])
-    )
+    checkpoint = SimpleNamespace(model=TableModel.chain({0: 3, 1: 3}, 4), tokenizer=PieceTokenizer([b"a", b"b"]))
     (completion,) = generate(checkpoint, ["a"], max_new_tokens=6, temperature=1.0, seed=1)
     assert set(completion.tokens) <= {0, 1}
 

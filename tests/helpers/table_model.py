@@ -51,9 +51,7 @@ class TableModel(nn.Module):
     def head(self, hidden_BTD: Tensor) -> Tensor:
         return hidden_BTD
 
-    def forward(
-        self, batch: object, *, cache: TableCache | None = None, want: str = "logits"
-    ) -> SimpleNamespace:
+    def forward(self, batch: object, *, cache: TableCache | None = None, want: str = "logits") -> SimpleNamespace:
         assert want == "hidden"
         tokens, segments = batch.tokens, batch.segments  # type: ignore[attr-defined]
         self.slots_run.append(tuple(tokens.shape))

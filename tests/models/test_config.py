@@ -1,8 +1,8 @@
 """Configs say everything, refuse what they do not know, and come back from their own text."""
 
 import pytest
-from helpers.tiny import KINDS, tiny_config
 
+from helpers.tiny import KINDS, tiny_config
 from pellucid.errors import ConfigError
 from pellucid.models import ModelConfig
 

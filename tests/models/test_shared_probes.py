@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers.tiny import KINDS, VOCABULARY, assert_agree, tiny_model
 
+from helpers.tiny import KINDS, VOCABULARY, assert_agree, tiny_model
 from pellucid.data import Batch, objectives
 from pellucid.errors import UnsupportedError
 

@@ -11,7 +11,14 @@ from pellucid.nn.backends.call import Call
 from pellucid.visibility import Coordinates, causal, chunk, everything, from_visible, parse, sinks, window
 
 BACKENDS = ["reference", "sdpa", "ragged"]
-RULES = ["causal", "everything", "causal & window(3)", "causal & (window(2) | sinks(1))", "chunk(4)", "causal | prefix(3)"]
+RULES = [
+    "causal",
+    "everything",
+    "causal & window(3)",
+    "causal & (window(2) | sinks(1))",
+    "chunk(4)",
+    "causal | prefix(3)",
+]
 
 # Three rows of different lengths in one layout each; 0 is padding.
 SEGMENTS = {
@@ -105,7 +112,15 @@ def test_grouped_heads_are_neighbours():
     tokens = Coordinates.range(1)
     v = torch.tensor([10.0, 20.0]).view(1, 1, 2, 1)
     for backend in BACKENDS:
-        out = attend(torch.zeros(1, 1, 4, 1), torch.zeros(1, 1, 2, 1), v, rule=causal(), queries=tokens, keys=tokens, backend=backend)
+        out = attend(
+            torch.zeros(1, 1, 4, 1),
+            torch.zeros(1, 1, 2, 1),
+            v,
+            rule=causal(),
+            queries=tokens,
+            keys=tokens,
+            backend=backend,
+        )
         assert out.flatten().tolist() == [10, 10, 20, 20]
 
 
@@ -215,7 +230,14 @@ def test_softcap_and_sinks_by_the_reference():
         with pytest.raises(UnsupportedError, match="sink logits; use backend="):
             attend(q, k, v, sink_logits=sink_logits, backend=backend, **settings)
     one = torch.tensor([[0.0, 100.0]]).view(1, 2, 1, 1)
-    weights = probabilities(torch.ones(1, 1, 1, 1), one, rule=everything(), queries=Coordinates.range(1), keys=Coordinates.range(2), softcap=50.0)
+    weights = probabilities(
+        torch.ones(1, 1, 1, 1),
+        one,
+        rule=everything(),
+        queries=Coordinates.range(1),
+        keys=Coordinates.range(2),
+        softcap=50.0,
+    )
     assert weights.flatten()[1].log().sub(weights.flatten()[0].log()).item() == pytest.approx(48.201, abs=1e-2)
 
 
@@ -250,7 +272,10 @@ def test_choice_follows_the_layout():
         return choose(Call(q, q, q, rule or causal(), tokens, tokens, **names))
 
     full = Coordinates.range(256, 4)
-    halves = Coordinates(torch.arange(256).remainder(64)[None].repeat(4, 1), torch.arange(256).div(64, rounding_mode="floor").add(1)[None].repeat(4, 1))
+    halves = Coordinates(
+        torch.arange(256).remainder(64)[None].repeat(4, 1),
+        torch.arange(256).div(64, rounding_mode="floor").add(1)[None].repeat(4, 1),
+    )
     assert chosen(full) == "sdpa"
     assert chosen(halves) == "ragged"
     assert chosen(full, softcap=3.0) == "reference"

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from helpers.tiny import assert_agree, tiny_model
 
+from helpers.tiny import assert_agree, tiny_model
 from pellucid.data import Batch
 from pellucid.errors import InputError, LengthError, ShapeError, UnsupportedError
 
@@ -67,7 +67,7 @@ def test_crop_is_clamped_and_exact(model, keep, left):
     cache.crop(keep)
     assert cache.length == left
     assert cache.row_lengths == [left]
-    assert_agree(following(model, cache, 9)[0], fresh(model, [1, 2, 3][:left] + [9]))
+    assert_agree(following(model, cache, 9)[0], fresh(model, [*[1, 2, 3][:left], 9]))
 
 
 def test_snapshot_shares_nothing(model):

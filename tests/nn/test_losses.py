@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
+from torch.nn import functional as F
 
 from pellucid.errors import ShapeError
 from pellucid.nn import Loss, linear_cross_entropy
@@ -25,7 +25,9 @@ def inputs(rows=3, slots=7, size=6, vocabulary=11, dtype=torch.float64):
 @pytest.mark.parametrize("softcap", [None, 2.0])
 def test_value_and_gradients_equal_the_plain_formula(chunk, smoothing, softcap):
     hidden, weight, bias, labels = inputs()
-    loss = linear_cross_entropy(hidden, weight, labels, bias_V=bias, chunk=chunk, label_smoothing=smoothing, softcap=softcap)
+    loss = linear_cross_entropy(
+        hidden, weight, labels, bias_V=bias, chunk=chunk, label_smoothing=smoothing, softcap=softcap
+    )
     (loss.total * 0.7).backward()
     got = [x.grad.clone() for x in (hidden, weight, bias)]
     for x in (hidden, weight, bias):
@@ -81,7 +83,7 @@ def test_sums_add_up_and_means_are_taken_once():
 
 
 def test_no_large_logits_are_held():
-    """4096 positions of a vocabulary of 4096 would be 64 MiB of logits; no tensor made on the way is nearly so large."""
+    """4096 positions of a vocabulary of 4096 would be 64 MiB of logits; no tensor on the way is nearly so large."""
     sizes = []
 
     class Largest(torch.overrides.TorchFunctionMode):

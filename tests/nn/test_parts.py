@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from helpers.tiny import tiny_config, tiny_model
 from torch import nn
 
+from helpers.tiny import tiny_config, tiny_model
 from pellucid.data import Batch
 from pellucid.errors import InputError
 from pellucid.models import build

@@ -78,12 +78,8 @@ def test_auto_is_settled_once_and_nothing_else_changes() -> None:
 
 
 def test_what_is_written_reads_back_equal(tmp_path: Path) -> None:
-    wanted = config(
-        optimizer={"kind": "muon"}, budget={"kind": "minutes", "minutes": 4.5}, clip_norm=None, seed=3
-    )
+    wanted = config(optimizer={"kind": "muon"}, budget={"kind": "minutes", "minutes": 4.5}, clip_norm=None, seed=3)
     (tmp_path / "config.yaml").write_text(to_yaml(wanted))
     assert TrainConfig.from_file(tmp_path / "config.yaml") == wanted
     changed = TrainConfig.from_file(tmp_path / "config.yaml", ["optimizer.adamw.rate=3e-4", "seed=4"])
-    assert changed == wanted.model_copy(
-        update={"seed": 4, "optimizer": Muon(adamw=AdamW(rate=3e-4, weight_decay=0.0))}
-    )
+    assert changed == wanted.model_copy(update={"seed": 4, "optimizer": Muon(adamw=AdamW(rate=3e-4, weight_decay=0.0))})

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from pellucid.checkpoints import store
 from pellucid.configfile import to_yaml
 from pellucid.data.text import open_corpus
-from pellucid.errors import CheckpointError, ConfigError, DataError, InputError, TrainingError
+from pellucid.errors import CheckpointError, ConfigError, DataError, InputError, StorageError, TrainingError
 from pellucid.models.decoder import Decoder
 from pellucid.training import loop, prepare
 from pellucid.training import run_folder as run_folder_module
@@ -127,9 +127,7 @@ def test_a_run_from_text_to_checkpoint(tmp_path: Path, words: dict[str, Any]) ->
     assert [s["step"] for s in steps] == [1, 2, 3, 4, 5, 6]
     assert result.tokens == steps[-1]["tokens"] == sum(s["count"] for s in steps)
     peak = wanted.optimizer.rate
-    assert [s["rate"] for s in steps] == [
-        peak * multiplier(wanted.schedule, wanted.budget, n, 0.0) for n in range(6)
-    ]
+    assert [s["rate"] for s in steps] == [peak * multiplier(wanted.schedule, wanted.budget, n, 0.0) for n in range(6)]
     assert [type(e) for e in events if not isinstance(e, Stepped)] == [
         Prepared, Validated, Saved, Validated, Saved, Validated, Saved, Validated,
     ]  # fmt: skip
@@ -140,9 +138,7 @@ def test_a_run_from_text_to_checkpoint(tmp_path: Path, words: dict[str, Any]) ->
     assert len(environment["data"]["train"]) == 64
 
 
-def test_the_last_validation_is_over_all_held_out_documents(
-    tmp_path: Path, words: dict[str, Any], texts: Path
-) -> None:
+def test_the_last_validation_is_over_all_held_out_documents(tmp_path: Path, words: dict[str, Any], texts: Path) -> None:
     result = train(config(words), tmp_path / "run")
     checkpoint = store.load(result.checkpoint, check="digests")
     heldout = list(open_corpus(str(texts / "*.txt"), heldout_share=0.25).documents("heldout"))
@@ -170,9 +166,7 @@ def test_it_learns(tmp_path: Path, words: dict[str, Any]) -> None:
         "validation": {},
         "save_every": 0,
     }
-    result = train(
-        config(words, precision="bfloat16", checkpoint_activations=True, **changes), tmp_path / "run"
-    )
+    result = train(config(words, precision="bfloat16", checkpoint_activations=True, **changes), tmp_path / "run")
     losses = [s["loss"] for s in logged(result.run)]
     assert losses[0] > 5
     assert losses[-1] < 3
@@ -235,9 +229,7 @@ class StopAfter:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_finishes_the_step_and_saves(
-    tmp_path: Path, words: dict[str, Any], number: signal.Signals
-) -> None:
+def test_a_signal_finishes_the_step_and_saves(tmp_path: Path, words: dict[str, Any], number: signal.Signals) -> None:
     listener = StopAfter(3, number)
     result = train(config(words), tmp_path / "run", on_event=listener)
     assert (result.interrupted, result.steps, result.validation) == (True, 3, None)
@@ -256,17 +248,13 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(
     straight = train(wanted, tmp_path / "straight")
     train(wanted, tmp_path / "stopped", on_event=StopAfter(stop))
     with open(tmp_path / "stopped" / "metrics.jsonl", "a") as file:
-        file.write(
-            '{"kind": "step", "step": 5, "lost": true}\n{"kind": "st'
-        )  # logged after the last checkpoint
+        file.write('{"kind": "step", "step": 5, "lost": true}\n{"kind": "st')  # logged after the last checkpoint
     torch.manual_seed(99)
     resumed = train(wanted, tmp_path / "stopped", resume=True)
     assert same_state(straight.checkpoint, resumed.checkpoint)
     assert resumed.validation == straight.validation
     names = ("step", "tokens", "count", "loss", "rate", "grad_norm", "epoch")
-    assert [[s[n] for n in names] for s in logged(resumed.run)] == [
-        [s[n] for n in names] for s in logged(straight.run)
-    ]
+    assert [[s[n] for n in names] for s in logged(resumed.run)] == [[s[n] for n in names] for s in logged(straight.run)]
 
 
 def test_a_run_without_a_checkpoint_yet_starts_anew(tmp_path: Path, words: dict[str, Any]) -> None:
@@ -288,9 +276,7 @@ def test_only_the_same_run_goes_on(tmp_path: Path, words: dict[str, Any]) -> Non
         train(config(words), tmp_path / "nowhere", resume=True)
 
 
-def test_what_was_measured_once_is_kept(
-    tmp_path: Path, words: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_measured_once_is_kept(tmp_path: Path, words: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Another answer in the middle of a run would change its numbers."""
     monkeypatch.setattr(prepare, "fastest", lambda device: "bfloat16")
     auto = config(words, precision="auto", optimizer={"kind": "muon", "precision": "auto"})
@@ -334,9 +320,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, words: dict[str, Any]) -> 
     refused(tmp_path, config(words, model=learned), r"data\.length is 16 but the model has positions for 8")
     data = words["data"] | {"length": 8}
     validation = {"length": 12}
-    refused(
-        tmp_path, config(words, model=learned, data=data, validation=validation), r"validation\.length is 12"
-    )
+    refused(tmp_path, config(words, model=learned, data=data, validation=validation), r"validation\.length is 12")
     small = model | {"vocab_size": 259}
     first = train(config(words), tmp_path / "first")
     given = words["data"] | {"tokenizer": str(first.checkpoint / store.TOKENIZER)}
@@ -388,9 +372,7 @@ def test_a_disk_that_fills_up_stops_the_run_with_the_last_good_checkpoint_named(
             resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
 
     try:
-        with pytest.raises(
-            TrainingError, match=r"step 4: cannot write .* Last good checkpoint: .*step-00000002"
-        ):
+        with pytest.raises(StorageError, match=r"step 4: cannot write .* Last good checkpoint: .*step-00000002"):
             train(config(words), tmp_path / "run", on_event=fill)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

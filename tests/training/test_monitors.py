@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from pellucid.errors import TrainingError
+from pellucid.errors import StorageError
 from pellucid.training.events import Event, Interrupted, Prepared, Saved, Stepped, Validated
 from pellucid.training.monitors import Metrics, clock, console_listener, describe
 
@@ -83,7 +83,7 @@ def test_a_full_disk_is_said(tmp_path: Path, room: int) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
     try:
-        with pytest.raises(TrainingError, match=r"cannot write .*metrics\.jsonl"):
+        with pytest.raises(StorageError, match=r"cannot write .*metrics\.jsonl"):
             Metrics(tmp_path / "metrics.jsonl")(STEP)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

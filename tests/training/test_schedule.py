@@ -35,9 +35,7 @@ def test_no_warm_up_no_decay_and_all_warm_up_are_finite() -> None:
 
 
 def test_a_share_of_the_steps_is_a_number_of_steps() -> None:
-    assert rates(Schedule(shape="linear", warmup_share=0.5), 8) == rates(
-        Schedule(shape="linear", warmup_steps=4), 8
-    )
+    assert rates(Schedule(shape="linear", warmup_share=0.5), 8) == rates(Schedule(shape="linear", warmup_steps=4), 8)
 
 
 def test_minutes_warm_up_and_end_on_the_clock() -> None:
@@ -65,9 +63,6 @@ def test_progress_is_the_further_of_clock_and_steps(step: int, minutes: float, e
 def test_every_rate_is_positive_and_none_above_the_peak() -> None:
     for shape in ("cosine", "linear", "stable"):
         for warmup in (0, 1, 7, 20):
-            found = [
-                multiplier(Schedule(shape=shape, warmup_steps=warmup), Steps(steps=20), s, 0.0)
-                for s in range(20)
-            ]
+            found = [multiplier(Schedule(shape=shape, warmup_steps=warmup), Steps(steps=20), s, 0.0) for s in range(20)]
             assert all(0 < rate <= 1 and math.isfinite(rate) for rate in found)
             assert max(found) == 1

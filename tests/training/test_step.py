@@ -40,9 +40,7 @@ def batch(*rows: list[int]) -> Batch:
 
 def frozen(model: nn.Module) -> tuple[dict[str, torch.Tensor], Optimizers]:
     """Optimizers of rate 0: gradients can be looked at, weights stay."""
-    return {n: p.detach().clone() for n, p in model.named_parameters()}, make_optimizers(
-        model, AdamW(rate=0.0)
-    )
+    return {n: p.detach().clone() for n, p in model.named_parameters()}, make_optimizers(model, AdamW(rate=0.0))
 
 
 class Fixed(nn.Module):
@@ -66,9 +64,7 @@ def test_one_token_of_loss_4_and_three_of_loss_1_are_1_75() -> None:
     """B73, B74: not 2.5, not multiplied by the number of micro-batches, and so is the gradient."""
     model = Fixed()
     _, optimizers = frozen(model)
-    result = train_step(
-        model, [labelled(4), labelled(1, 1, 1, IGNORED)], optimizers, clip_norm=None, where=WHERE
-    )
+    result = train_step(model, [labelled(4), labelled(1, 1, 1, IGNORED)], optimizers, clip_norm=None, where=WHERE)
     assert (result.loss_total, result.count, result.loss) == (7.0, 4, 1.75)
     assert model.weight.grad.item() == result.grad_norm == 1.75
 
@@ -116,9 +112,7 @@ def test_clipping_scales_the_whole_gradient_and_reports_the_norm_before() -> Non
     _, optimizers = frozen(model)
     free = train_step(model, [batch(*ROWS)], optimizers, clip_norm=None, where=WHERE)
     gradients = [p.grad.clone() for p in model.parameters()]
-    assert free.grad_norm == pytest.approx(
-        float(torch.cat([g.flatten() for g in gradients]).norm()), rel=1e-12
-    )
+    assert free.grad_norm == pytest.approx(float(torch.cat([g.flatten() for g in gradients]).norm()), rel=1e-12)
     clipped = train_step(model, [batch(*ROWS)], optimizers, clip_norm=free.grad_norm / 4, where=WHERE)
     assert clipped.grad_norm == pytest.approx(free.grad_norm, rel=1e-12)
     for p, g in zip(model.parameters(), gradients, strict=True):
@@ -154,14 +148,10 @@ def test_numbers_that_are_not_finite_stop_before_the_weights(config: AdamW | Muo
             model.layers[0].attention.q_proj.weight.register_hook(lambda g: g * float("inf"))
     before = [p.detach().clone() for p in model.parameters()]
     what = "the loss is nan" if broken == "loss" else "the gradient's norm is (nan|inf)"
-    with pytest.raises(
-        NotFiniteError, match=rf"step 12: {what}; .* a\.py, b\.py\. .*step-00000010"
-    ) as caught:
+    with pytest.raises(NotFiniteError, match=rf"step 12: {what}; .* a\.py, b\.py\. .*step-00000010") as caught:
         train_step(model, [batch(*ROWS)], optimizers, clip_norm=1.0, where=WHERE)
     assert isinstance(caught.value, TrainingError)
-    assert all(
-        torch.equal(a.nan_to_num(7), b.nan_to_num(7)) for a, b in zip(before, model.parameters(), strict=True)
-    )
+    assert all(torch.equal(a.nan_to_num(7), b.nan_to_num(7)) for a, b in zip(before, model.parameters(), strict=True))
     assert all(torch.equal(t, memory[name]) for name, t in optimizers.state_tensors().items())
     assert all(p.grad is None for p in model.parameters())
 
@@ -169,9 +159,7 @@ def test_numbers_that_are_not_finite_stop_before_the_weights(config: AdamW | Muo
 def test_labels_the_host_cannot_see_are_refused() -> None:
     model = tiny()
     with pytest.raises(ShapeError, match="needs labels made on the host"):
-        train_step(
-            model, [Batch.from_rows(ROWS)], make_optimizers(model, AdamW()), clip_norm=1.0, where=WHERE
-        )
+        train_step(model, [Batch.from_rows(ROWS)], make_optimizers(model, AdamW()), clip_norm=1.0, where=WHERE)
 
 
 def test_bfloat16_learns_and_keeps_float32_weights() -> None:

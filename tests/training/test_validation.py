@@ -39,8 +39,7 @@ class Spy(nn.Module):
         self.shapes.append(batch.shape)
         rows, slots = (batch.labels != IGNORED).nonzero(as_tuple=True)
         self.asked += [
-            (int(batch.labels[r, t]), int(batch.positions[r, t]) + 1)
-            for r, t in zip(rows, slots, strict=True)
+            (int(batch.labels[r, t]), int(batch.positions[r, t]) + 1) for r, t in zip(rows, slots, strict=True)
         ]
         count = torch.tensor(len(rows))
         return SimpleNamespace(loss=Loss(self.nats * count.float(), count))
@@ -107,9 +106,7 @@ def test_bits_per_byte_counts_bytes_and_every_token_after_begin(tokenizer: Token
     spy = Spy(2)
     found = bits_per_byte(spy, tokenizer, DOCUMENTS, length=8, stride=3)
     ids = [tokenizer.encode_document(d.text) for d in DOCUMENTS]
-    assert sorted(token for token, _ in spy.asked) == sorted(
-        token for document in ids for token in document[1:]
-    )
+    assert sorted(token for token, _ in spy.asked) == sorted(token for document in ids for token in document[1:])
     assert found.tokens == sum(len(document) - 1 for document in ids)
     assert found.bytes == sum(len(d.text.encode()) for d in DOCUMENTS) == 18 + 7 + 0 + 90
     assert found.documents == 4

@@ -1,6 +1,5 @@
-import torch
-
 import pytest
+import torch
 
 from pellucid.errors import ShapeError
 from pellucid.visibility import Coordinates, Layout, Run

@@ -40,9 +40,7 @@ def _with_mates(bench: Bench, case: str, rows: list[list[int]]) -> Finding:
         return where, f"row {where.row} answers otherwise than alone at {where.query}; {cause}"
 
     readings = bench.read(lambda run: against_alone(run, request, rows))
-    return finding(
-        bench, NAME, case, readings, bits=False, good="every row answers as it does alone", place=place
-    )
+    return finding(bench, NAME, case, readings, bits=False, good="every row answers as it does alone", place=place)
 
 
 def _mates_changed(bench: Bench, request: Request, victim: int) -> Finding:

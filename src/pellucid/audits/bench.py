@@ -158,9 +158,7 @@ class Bench:
     @cached_property
     def unsteady(self) -> float:
         """How far two equal runs differ beyond rounding (0 for a target that answers the same twice)."""
-        first, between, second = (
-            self.native.logits(r) for r in (self._plain, self.fresh(self._plain), self._plain)
-        )
+        first, between, second = (self.native.logits(r) for r in (self._plain, self.fresh(self._plain), self._plain))
         del between
         size = float(moved(first, second).max())
         return size if size > self.native.rounding * scale_of(first) else 0.0
@@ -182,9 +180,7 @@ class Bench:
         """The same request with every token (``where_BT``: only these) changed."""
         step_BT = torch.randint(1, self.probe.vocab_size, request.tokens.shape, generator=self._generator)
         tokens_BT = (request.tokens + step_BT) % self.probe.vocab_size
-        return request.with_tokens(
-            tokens_BT if where_BT is None else torch.where(where_BT, tokens_BT, request.tokens)
-        )
+        return request.with_tokens(tokens_BT if where_BT is None else torch.where(where_BT, tokens_BT, request.tokens))
 
     def directions(self, logits_BTV: Tensor) -> Tensor:
         """Fixed random weights to sum outputs with, so that one gradient speaks for all of them."""

@@ -75,9 +75,7 @@ def right_padded_prompts(rows: Sequence[Sequence[int]], steps: int) -> Request:
     return Request(*(torch.cat(pair, 1) for pair in pairs))
 
 
-def _chunks(
-    bench: Bench, case: str, request: Request, chunks: Sequence[int], spare: int, explain: bool
-) -> Finding:
+def _chunks(bench: Bench, case: str, request: Request, chunks: Sequence[int], spare: int, explain: bool) -> Finding:
     """``explain``: look for the token that is seen otherwise, which takes two runs a token."""
     alone = [request.tokens[row, request.slots(row)].tolist() for row in range(request.shape[0])]
 

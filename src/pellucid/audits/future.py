@@ -25,9 +25,7 @@ def run(bench: Bench) -> Iterator[Finding]:
     may_TT = expected_flow(bench.probe.rules, Request.from_rows([row]))[0]
     if bool(may_TT.all()):
         rules = ", ".join(dict.fromkeys(rule.describe() for rule in bench.probe.rules))
-        yield Finding(
-            NAME, "not_applicable", f"the declared rules ({rules}) hide nothing of {len(row)} tokens"
-        )
+        yield Finding(NAME, "not_applicable", f"the declared rules ({rules}) hide nothing of {len(row)} tokens")
         return
     changes = Changes(bench, row, Run.logits)
     readings = _readings(changes, may_TT, always_exact=True)
@@ -55,9 +53,7 @@ def _readings(changes: Changes, may_TT: Tensor, always_exact: bool) -> list[Read
     return [native] if exact is None else [native, exact]
 
 
-def _flow_finding(
-    bench: Bench, changes: Changes, readings: list[Reading], may_TT: Tensor, case: str
-) -> Finding:
+def _flow_finding(bench: Bench, changes: Changes, readings: list[Reading], may_TT: Tensor, case: str) -> Finding:
     hidden = [Reading(r.run, torch.where(may_TT, 0.0, r.sizes), r.scale) for r in readings]
 
     def place(run: Run, index: Index) -> tuple[Where, str]:
@@ -132,9 +128,7 @@ def _gradient(bench: Bench, row: list[int], may_TT: Tensor) -> Finding:
     request = Request.from_rows([row] * len(queries))
     embeddings = run.embed(request).requires_grad_()
     logits = run.differentiable(request.with_embeddings(embeddings))
-    (logits[torch.arange(len(queries)), queries] * bench.directions(logits)).sum().backward(
-        inputs=[embeddings]
-    )
+    (logits[torch.arange(len(queries)), queries] * bench.directions(logits)).sum().backward(inputs=[embeddings])
     assert embeddings.grad is not None
     sizes_QT = embeddings.grad.abs().amax(-1).double().cpu()
     largest, hidden_QT = float(sizes_QT.max()), torch.where(may_TT[queries], 0.0, sizes_QT)
@@ -145,9 +139,7 @@ def _gradient(bench: Bench, row: list[int], may_TT: Tensor) -> Finding:
         return Finding(NAME, "pass", message, "gradient", size=size, decided=decided)
     number, key = (hidden_QT > 1e-3 * run.rounding * largest).nonzero()[0].tolist()
     query = int(queries[number])
-    message = (
-        f"a gradient flows from the output at {query} to token {key}, although changing it moved nothing"
-    )
+    message = f"a gradient flows from the output at {query} to token {key}, although changing it moved nothing"
     return Finding(NAME, "fragile", message, "gradient", Where(0, query, key), size)
 
 

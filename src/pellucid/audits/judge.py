@@ -44,9 +44,7 @@ def judge(bench: Bench, readings: list[Reading], *, bits: bool) -> Verdict:
     if last.run.dtype == torch.float64:
         limit = max((1e-12 if bits else 1e-10) * last.scale, 20 * last.run.noise)
         if last.largest > limit:
-            return Verdict(
-                "leak", last.largest, _seen(readings) + f", beyond rounding ({limit:.0e})", last, limit
-            )
+            return Verdict("leak", last.largest, _seen(readings) + f", beyond rounding ({limit:.0e})", last, limit)
     if native is last:
         return _by_one(bench, native, bits)
     tolerance = native.run.rounding * native.scale
@@ -54,10 +52,7 @@ def judge(bench: Bench, readings: list[Reading], *, bits: bool) -> Verdict:
         how = _seen(readings) + ": too much for rounding, so the two precisions run different code"
         return Verdict("leak", native.largest, how, native, tolerance)
     if native.largest > tolerance:
-        how = (
-            _seen(readings)
-            + f": rounding, but more than the {tolerance:.0e} that {native.run.name} should need"
-        )
+        how = _seen(readings) + f": rounding, but more than the {tolerance:.0e} that {native.run.name} should need"
         return Verdict("fragile", native.largest, how, native, tolerance)
     return _held(readings)
 

@@ -68,9 +68,7 @@ def _by_definition(bench: Bench, case: str, request: Request) -> Iterator[Findin
     def place(run: Run, index: Index) -> tuple[Where, str]:
         del index
         got, want = run.loss(request)[0], float(wanted(run, request).sum())
-        message = (
-            f"the loss is {got:.6g}, but the target's own logits give {want:.6g}{_likely(run, request, got)}"
-        )
+        message = f"the loss is {got:.6g}, but the target's own logits give {want:.6g}{_likely(run, request, got)}"
         return _first_wrong(run, request), message
 
     good = f"{learnt} tokens counted, each predicted by the slot before it"
@@ -83,9 +81,7 @@ def _likely(run: Run, request: Request, got: float) -> str:
     count = int(request.learnt.sum())
     guesses = {
         "each token was predicted from itself: labels are not shifted": wanted(run, request, 0).sum(),
-        "each token was predicted from two before it: labels are shifted twice": wanted(
-            run, request, 2
-        ).sum(),
+        "each token was predicted from two before it: labels are shifted twice": wanted(run, request, 2).sum(),
         "it is the mean, not the sum": right.sum() / max(count, 1),
     }
     for text, guess in guesses.items():
@@ -99,9 +95,7 @@ def _first_wrong(run: Run, request: Request) -> Where:
     want_BT = wanted(run, request)
     nothing = request.with_targets(torch.zeros_like(request.real))
     if run.loss(nothing)[1]:  # counted although nobody asked for it, so no single token can be asked for
-        return next(
-            (Where(row) for row in range(request.shape[0]) if run.loss(nothing.row(row))[1]), Where(0)
-        )
+        return next((Where(row) for row in range(request.shape[0]) if run.loss(nothing.row(row))[1]), Where(0))
     for row, slot in request.real.nonzero().tolist():
         only_BT = torch.zeros_like(request.real)
         only_BT[row, slot] = True
@@ -117,9 +111,7 @@ def _nothing_to_learn(bench: Bench, request: Request) -> Finding:
     total, count = bench.native.loss(request)
     if count or total != 0:
         message = f"with no token to be predicted the loss is {total} over {count}; it must be 0 over 0"
-        return Finding(
-            NAME, "leak", message, case, Where(0), abs(total) if math.isfinite(total) else math.inf
-        )
+        return Finding(NAME, "leak", message, case, Where(0), abs(total) if math.isfinite(total) else math.inf)
     spoilt = _spoilt_gradient(bench.native, request)
     if spoilt:
         message = f"with no token to be predicted the gradient of {spoilt} is not 0"
@@ -150,9 +142,7 @@ def _adds_up(bench: Bench, rows: list[list[int]]) -> Finding:
 
     def place(run: Run, index: Index) -> tuple[Where, str]:
         del run, index
-        message = (
-            "the loss of a batch is not the sum over its rows: short rows weigh too much (means of means)"
-        )
+        message = "the loss of a batch is not the sum over its rows: short rows weigh too much (means of means)"
         return Where(0), message
 
     good = "the loss of a batch is the sum over its rows, however they are dealt out"

@@ -24,9 +24,7 @@ def run(bench: Bench) -> Iterator[Finding]:
     yield _against_alone(bench, "3 + 5 + 1", docs, packed)
     yield _against_alone(bench, "with padding behind", docs, Request.packed(docs, length=12))
     beside = [[docs[2], docs[0]], [docs[1]]]
-    yield _against_alone(
-        bench, "two packed rows", [docs[2], docs[0], docs[1]], Request.from_documents(beside)
-    )
+    yield _against_alone(bench, "two packed rows", [docs[2], docs[0], docs[1]], Request.from_documents(beside))
     yield _copy(bench, docs)
     for number in range(1, 4):
         yield _change_one(bench, packed, number)
@@ -47,9 +45,7 @@ def _against_alone(bench: Bench, case: str, docs: list[list[int]], request: Requ
         return where, f"document {own} answers otherwise than alone at slot {query}; {cause}"
 
     readings = bench.read(lambda run: against_alone(run, request, docs))
-    return finding(
-        bench, NAME, case, readings, bits=False, good="each document answers as it does alone", place=place
-    )
+    return finding(bench, NAME, case, readings, bits=False, good="each document answers as it does alone", place=place)
 
 
 def _copy(bench: Bench, docs: list[list[int]]) -> Finding:
@@ -80,9 +76,7 @@ def _change_one(bench: Bench, request: Request, number: int) -> Finding:
 
     def place(run: Run, index: Index) -> tuple[Where, str]:
         row, query = index
-        found = culprit(
-            bench, run, request, row, query, [(0, int(slot)) for slot in request.slots(0, number)]
-        )
+        found = culprit(bench, run, request, row, query, [(0, int(slot)) for slot in request.slots(0, number)])
         document = int(request.segments[row, query])
         message = f"document {document} moves at slot {query} when document {number} is changed"
         return Where(row, query, found[1] if found else None), message
@@ -98,9 +92,7 @@ def _gradients(bench: Bench, docs: list[list[int]], packed: Request) -> Finding:
     module = run.probe.module
     named = [] if module is None else [(n, p) for n, p in module.named_parameters() if p.requires_grad]
     if not named:
-        return Finding(
-            NAME, "not_applicable", "the target has no parameters that take gradients", "gradients"
-        )
+        return Finding(NAME, "not_applicable", "the target has no parameters that take gradients", "gradients")
     weights = [p for _, p in named]
     total, grads = _objective(bench, run, packed, weights)
     apart = [_objective(bench, run, Request.from_rows([doc]), weights) for doc in docs]
@@ -109,9 +101,7 @@ def _gradients(bench: Bench, docs: list[list[int]], packed: Request) -> Finding:
     what = "loss" if bench.can("loss") else "weighted sum of the logits"
     size = abs(total - total_apart)
     if size > tolerance * (1 + abs(total_apart)):
-        message = (
-            f"the {what} of the pack is {total:.6g}, but its documents alone add up to {total_apart:.6g}"
-        )
+        message = f"the {what} of the pack is {total:.6g}, but its documents alone add up to {total_apart:.6g}"
         return Finding(NAME, "leak", message, "gradients", Where(0), size)
     for number, (name, _) in enumerate(named):
         want: Tensor = sum((parts[number] for _, parts in apart), torch.zeros_like(weights[number]))
@@ -123,9 +113,7 @@ def _gradients(bench: Bench, docs: list[list[int]], packed: Request) -> Finding:
     return Finding(NAME, "pass", good, "gradients", size=size)
 
 
-def _objective(
-    bench: Bench, run: Run, request: Request, weights: Sequence[Tensor]
-) -> tuple[float, list[Tensor]]:
+def _objective(bench: Bench, run: Run, request: Request, weights: Sequence[Tensor]) -> tuple[float, list[Tensor]]:
     if bench.can("loss"):
         total = run.differentiable_loss(request)
     else:
@@ -134,9 +122,7 @@ def _objective(
     if not total.requires_grad:
         return float(total), [torch.zeros_like(w) for w in weights]
     grads = torch.autograd.grad(total, weights, allow_unused=True)
-    return float(total.detach()), [
-        torch.zeros_like(w) if g is None else g for w, g in zip(weights, grads, strict=True)
-    ]
+    return float(total.detach()), [torch.zeros_like(w) if g is None else g for w, g in zip(weights, grads, strict=True)]
 
 
 CHECK = Check(

@@ -49,9 +49,7 @@ def _against_alone(bench: Bench, case: str, rows: list[list[int]], request: Requ
         return where, f"the token in slot {where.query} answers otherwise than alone; {cause}"
 
     readings = bench.read(lambda run: against_alone(run, request, rows))
-    return finding(
-        bench, NAME, case, readings, bits=False, good="real tokens answer as they do alone", place=place
-    )
+    return finding(bench, NAME, case, readings, bits=False, good="real tokens answer as they do alone", place=place)
 
 
 def _pads(request: Request, row: int) -> list[Change]:
@@ -120,9 +118,7 @@ def _not_finite(bench: Bench, case: str, request: Request) -> Finding:
         if spoilt:
             message = f"with {value} in pads the gradient of {spoilt} is not finite, although no output moves"
             return Finding(NAME, "fragile", message, case)
-    return Finding(
-        NAME, "pass", "NaN and infinity in pads move nothing, and gradients stay finite", case, size=0.0
-    )
+    return Finding(NAME, "pass", "NaN and infinity in pads move nothing, and gradients stay finite", case, size=0.0)
 
 
 def _spoilt_weights(run: Run, request: Request) -> str | None:
@@ -153,9 +149,7 @@ def _gradient(bench: Bench, case: str, request: Request) -> Finding:
         return Finding(NAME, "pass", "no gradient flows into pads", case, size=size)
     row, pad = sizes_BT.nonzero()[0].tolist()
     message = f"a gradient flows from real tokens into the pad in slot {pad}"
-    return Finding(
-        NAME, "leak", message, case, Where(row, None, pad), size, "a gradient is a move by a small change"
-    )
+    return Finding(NAME, "leak", message, case, Where(row, None, pad), size, "a gradient is a move by a small change")
 
 
 CHECK = Check(

@@ -40,9 +40,7 @@ class TokensProbe(Probe):
         self.module = target if isinstance(target, nn.Module) else None
         self._embedding, seen = self._try_out(vocab_size is not None)
         self.vocab_size = seen if vocab_size is None else vocab_size
-        self.capabilities: frozenset[Capability] = (
-            frozenset() if self._embedding is None else frozenset({"embeddings"})
-        )
+        self.capabilities: frozenset[Capability] = frozenset() if self._embedding is None else frozenset({"embeddings"})
 
     def logits(self, request: Request) -> Tensor:
         if request.embeddings is None:

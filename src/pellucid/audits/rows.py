@@ -31,9 +31,7 @@ def documents(request: Request) -> list[tuple[int, Tensor]]:
     ]
 
 
-def against_alone(
-    run: Run, request: Request, alone: list[list[int]], got_BTV: Tensor | None = None
-) -> Reading:
+def against_alone(run: Run, request: Request, alone: list[list[int]], got_BTV: Tensor | None = None) -> Reading:
     """``sizes[row, slot]``: how far each document's outputs are from those of the same tokens run alone.
 
     ``got_BTV`` are the outputs to compare; left out, they are the plain logits of the request.

@@ -66,9 +66,7 @@ class AuditReport:
             if status == "pass" and name == "future":
                 said = first.message
             rows.append((name, status, first.case if status != "pass" else "", where, said))
-        return Table(
-            f"audit of {self.target}", ("check", "verdict", "case", "where", "what was seen"), tuple(rows)
-        )
+        return Table(f"audit of {self.target}", ("check", "verdict", "case", "where", "what was seen"), tuple(rows))
 
 
 def audit(
@@ -93,9 +91,7 @@ def audit(
     """
     chosen = _chosen(checks)
     if length < 2:
-        raise InputError(
-            f"length is {length}, but nothing can be hidden from fewer than 2 tokens; give 2 or more"
-        )
+        raise InputError(f"length is {length}, but nothing can be hidden from fewer than 2 tokens; give 2 or more")
     start = time.perf_counter()
     probe = _probe_for(target) if probe is None else probe
     _refuse_incomplete(probe)
@@ -127,8 +123,7 @@ def _probe_for(target: object) -> Probe:
         return made
     if not callable(target):
         raise InputError(
-            f"{type(target).__name__} cannot be called, so it cannot be audited; "
-            "give a module, a function or a probe"
+            f"{type(target).__name__} cannot be called, so it cannot be audited; give a module, a function or a probe"
         )
     return TokensProbe(target)
 
@@ -137,14 +132,11 @@ def _refuse_incomplete(probe: object) -> None:
     missing = [name for name in _PARTS if not hasattr(probe, name)]
     if missing:
         raise InputError(
-            f"{type(probe).__name__} is no probe: it lacks {', '.join(missing)}; "
-            "subclass pellucid.probe.Probe"
+            f"{type(probe).__name__} is no probe: it lacks {', '.join(missing)}; subclass pellucid.probe.Probe"
         )
     size = probe.vocab_size  # type: ignore[attr-defined]
     if size < 2:
-        raise InputError(
-            f"the vocabulary has {size} tokens, but a token can only be changed where there are 2 or more"
-        )
+        raise InputError(f"the vocabulary has {size} tokens, but a token can only be changed where there are 2 or more")
 
 
 def _answers(check: Check, bench: Bench) -> list[Finding]:
@@ -155,9 +147,7 @@ def _answers(check: Check, bench: Bench) -> list[Finding]:
     found: list[Finding] = []
     try:
         if check.name != "trace" and bench.unsteady:
-            message = (
-                f"two equal requests differ by {bench.unsteady:.1e}, so nothing can be compared (see trace)"
-            )
+            message = f"two equal requests differ by {bench.unsteady:.1e}, so nothing can be compared (see trace)"
             return [Finding(check.name, "not_applicable", message)]
         for finding in check.run(bench):
             found.append(finding)
@@ -180,6 +170,4 @@ def _raised(error: Exception) -> str:
     """The exception on one line, with the place that raised it."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     text = " ".join(str(error).split()) or "no message"
-    return (
-        f"{type(error).__name__}: {text[:300]} ({Path(frame.filename).name}:{frame.lineno} in {frame.name})"
-    )
+    return f"{type(error).__name__}: {text[:300]} ({Path(frame.filename).name}:{frame.lineno} in {frame.name})"

@@ -87,9 +87,7 @@ class Toy(nn.Module):
             self.tokens = nn.Embedding(vocab_size, width)
             self.places = nn.Embedding(max_length, width)
             self.layers = nn.ModuleList(
-                nn.ModuleDict(
-                    {name: nn.Linear(width, width) for name in ("q", "k", "v", "out", "up", "down")}
-                )
+                nn.ModuleDict({name: nn.Linear(width, width) for name in ("q", "k", "v", "out", "up", "down")})
                 for _ in range(layers)
             )
             self.head = nn.Linear(width, vocab_size)

@@ -87,9 +87,7 @@ def _same_answer(bench: Bench, request: Request) -> Finding:
             rounding = size <= native.rounding * (1 + float(first.abs().max()))
             message = f"the same request asked again {when} is answered otherwise"
             note = "no more than rounding: a kernel whose order varies" if rounding else "more than rounding"
-            return Finding(
-                NAME, "fragile" if rounding else "leak", message, case, Where(row, query), size, note
-            )
+            return Finding(NAME, "fragile" if rounding else "leak", message, case, Where(row, query), size, note)
     return Finding(NAME, "pass", "the same request is answered the same, bit for bit", case, size=0.0)
 
 
@@ -124,4 +122,4 @@ def _size(before: Tensor, after: Tensor | None) -> float | None:
     return float((before.double() - after.double()).abs().max())
 
 
-CHECK = Check(NAME, "Does answering leave anything behind?", run, length=5)
+CHECK = Check(NAME, "Does answering leave everything as it was?", run, length=5)

@@ -82,9 +82,7 @@ def discard_unfinished(parent: Path) -> list[Path]:
 def refuse_existing(target: Path) -> None:
     """Nothing is ever written over: an existing ``target`` of any kind is an error."""
     if os.path.lexists(target):
-        raise CheckpointError(
-            f"{target} exists already; nothing is overwritten: choose another name or remove it"
-        )
+        raise CheckpointError(f"{target} exists already; nothing is overwritten: choose another name or remove it")
 
 
 def cannot_write(path: Path, error: OSError) -> str:

@@ -61,9 +61,7 @@ def read_header(path: Path) -> dict[str, TensorSpec]:
     try:
         header = json.loads(text, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(
-            f"{path} has a header that cannot be read ({error}); the file is damaged"
-        ) from error
+        raise CheckpointError(f"{path} has a header that cannot be read ({error}); the file is damaged") from error
     if not isinstance(header, dict):
         raise CheckpointError(f"{path} has a header that is not a mapping; the file is damaged")
     header.pop("__metadata__", None)

@@ -61,7 +61,5 @@ class LoadError(CheckpointError):
         bad = [tensor for tensor in report if tensor.status in _BAD]
         named = "; ".join(f"{t.status} {t.name[:120]!r} ({t.detail})" for t in bad[:_NAMED])
         more = f"; and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
-        super().__init__(
-            f"{path} does not hold the tensors of its contract: {named}{more}; nothing was loaded"
-        )
+        super().__init__(f"{path} does not hold the tensors of its contract: {named}{more}; nothing was loaded")
         self.report = report

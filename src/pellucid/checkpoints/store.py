@@ -141,9 +141,7 @@ def _compare(
         reports += [TensorReport(n, "tied", f"is {name}") for n in names[1:]]
     known = set(places.values())
     reports += [
-        TensorReport(
-            name, "surplus", f"the file holds {spec}, which the contract does not name or ties to another"
-        )
+        TensorReport(name, "surplus", f"the file holds {spec}, which the contract does not name or ties to another")
         for name, spec in header.items()
         if name not in known
     ]

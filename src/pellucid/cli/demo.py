@@ -19,7 +19,6 @@ from pellucid.cli import common
 if TYPE_CHECKING:
     from pellucid.audits import AuditReport
     from pellucid.data import Document
-    from pellucid.generation import Completion
     from pellucid.training import TrainConfig, TrainResult
 
 PROMPTS = (
@@ -96,8 +95,7 @@ def _summary(config: TrainConfig, result: TrainResult, started: float) -> tuple[
         "heldout_bytes": result.validation.bytes,
         "audits": {name: status not in ("leak", "error") for name, status in report.verdicts.items()},
         "completions": [
-            {"prompt": prompt, "text": completion.text}
-            for prompt, completion in zip(PROMPTS, completions, strict=True)
+            {"prompt": prompt, "text": completion.text} for prompt, completion in zip(PROMPTS, completions, strict=True)
         ],
         "parameters": sum(parameter.numel() for parameter in checkpoint.model.parameters()),
         "checkpoint": str(result.checkpoint),

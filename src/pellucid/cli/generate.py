@@ -11,16 +11,12 @@ from pellucid.cli import common
 
 Prompts = Annotated[
     list[str],
-    typer.Argument(
-        metavar="PROMPT", help="Texts to go on from; - reads one from standard input.", show_default=False
-    ),
+    typer.Argument(metavar="PROMPT", help="Texts to go on from; - reads one from standard input.", show_default=False),
 ]
 Stops = Annotated[
     list[str] | None, typer.Option("--stop", help="End at this text; may be given again.", show_default=False)
 ]
-NoCache = Annotated[
-    bool, typer.Option("--no-cache", help="Run the whole text again for each token: slow, and equal.")
-]
+NoCache = Annotated[bool, typer.Option("--no-cache", help="Run the whole text again for each token: slow, and equal.")]
 
 
 def generate(
@@ -63,9 +59,7 @@ def generate(
     elif len(texts) == 1:
         _stream(loaded, texts[0], params, not no_cache)
     else:
-        for text, completion in zip(
-            texts, complete(loaded, texts, params, use_cache=not no_cache), strict=True
-        ):
+        for text, completion in zip(texts, complete(loaded, texts, params, use_cache=not no_cache), strict=True):
             common.say(f"{text}{completion.text}\n\n")
 
 

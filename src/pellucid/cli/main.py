@@ -31,7 +31,7 @@ from pellucid.cli.demo import demo
 from pellucid.cli.draw import draw
 from pellucid.cli.generate import generate
 from pellucid.cli.train import train
-from pellucid.errors import InputError, TrainingError
+from pellucid.errors import InputError, StorageError, TrainingError
 
 # ClickException, which is click's own or, with newer typers, that of the copy inside typer.
 _USAGE = cast(type[Exception], typer.BadParameter.__mro__[2])
@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _end(130, _STOPPED)
     except _USAGE as error:
         return _end(2, f"error: {error.format_message()}")  # type: ignore[attr-defined]
-    except InputError as error:
+    except (InputError, StorageError) as error:
         return _end(2, f"error: {error}")
     except TrainingError as error:
         return _end(1, f"error: {error}")

@@ -11,9 +11,7 @@ from pellucid.cli import common
 
 Config = Annotated[
     str,
-    typer.Argument(
-        metavar="CONFIG", help="A YAML or JSON file; with --resume also a run folder.", show_default=False
-    ),
+    typer.Argument(metavar="CONFIG", help="A YAML or JSON file; with --resume also a run folder.", show_default=False),
 ]
 Overrides = Annotated[
     list[str] | None,

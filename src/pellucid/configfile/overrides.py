@@ -37,9 +37,7 @@ def _set(root: dict[str, Any], override: str) -> None:
     if not equals or not all(keys):
         raise ConfigError(f"{show(override)} is not an override; write key=value or outer.inner=value")
     if len(keys) > yaml_text.MAX_DEPTH:
-        raise ConfigError(
-            f"{show(override)} goes {len(keys)} levels deep, but at most {yaml_text.MAX_DEPTH} are read"
-        )
+        raise ConfigError(f"{show(override)} goes {len(keys)} levels deep, but at most {yaml_text.MAX_DEPTH} are read")
     value = _value(text, override)
     inside: Any = root
     for depth, key in enumerate(keys[:-1]):
@@ -61,9 +59,7 @@ def _place(inside: Any, key: str, path: list[str], override: str) -> Any:
         return key
     name = ".".join(path)
     if not isinstance(inside, list):
-        raise ConfigError(
-            f"{show(override)} goes inside {name}, but {name} is {show(inside)}, not a mapping or a list"
-        )
+        raise ConfigError(f"{show(override)} goes inside {name}, but {name} is {show(inside)}, not a mapping or a list")
     number = int(key) if key.isascii() and key.isdecimal() and len(key) < 10 else len(inside)
     if number >= len(inside):
         raise ConfigError(

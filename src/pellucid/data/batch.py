@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -62,21 +62,17 @@ class Batch:
         return cls.from_documents([documents], length=length)
 
     @classmethod
-    def from_documents(
-        cls, rows: Sequence[Sequence[Row]], *, side: Side = "right", length: int | None = None
-    ) -> Batch:
+    def from_documents(cls, rows: Sequence[Sequence[Row]], *, side: Side = "right", length: int | None = None) -> Batch:
         """Rows of documents: the general form of :meth:`from_rows` and :meth:`packed`. Empty documents are allowed."""
         longest = max((sum(map(len, row)) for row in rows), default=0)
         slots = longest if length is None else length
         if not rows:
             raise DataError("a batch needs at least one row, but none was given")
         if longest > slots:
-            raise ShapeError(
-                f"a row holds {longest} tokens, but length is {slots}; cut the row or raise length"
-            )
+            raise ShapeError(f"a row holds {longest} tokens, but length is {slots}; cut the row or raise length")
         if side not in ("right", "left", "both"):
             raise ShapeError(f"padding side is {side!r}; choose right, left or both")
-        tokens, positions, segments = np.zeros((3, len(rows), slots), dtype=np.int64)
+        tokens, positions, segments = (np.zeros((len(rows), slots), dtype=np.int64) for _ in range(3))
         for index, row in enumerate(rows):
             start = {"right": 0, "left": 1.0, "both": 0.5}[side] * (slots - sum(map(len, row)))
             slot = int(start)
@@ -86,8 +82,12 @@ class Batch:
                 positions[index, slot:stop] = np.arange(len(document))
                 segments[index, slot:stop] = number
                 slot = stop
-        layout = Layout.of(positions, segments)
-        return cls(*(torch.from_numpy(a.copy()) for a in (tokens, positions, segments)), layout=layout)
+        return cls(
+            torch.from_numpy(tokens),
+            torch.from_numpy(positions),
+            torch.from_numpy(segments),
+            layout=Layout.of(positions, segments),
+        )
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -113,12 +113,17 @@ class Batch:
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on ``device``; the host's knowledge (layout, counted positions) goes along."""
         counted = self.counted
-        names = ("tokens", "positions", "segments", "labels", "groups")
-        moved = {
-            name: None if getattr(self, name) is None else getattr(self, name).to(device, non_blocking=True)
-            for name in names
-        }
-        result = replace(self, **moved)
-        if counted is not None:
-            result.__dict__["counted"] = counted.to(device, non_blocking=True)
+
+        def moved(field: Tensor | None) -> Any:
+            return None if field is None else field.to(device, non_blocking=True)
+
+        result = replace(
+            self,
+            tokens=moved(self.tokens),
+            positions=moved(self.positions),
+            segments=moved(self.segments),
+            labels=moved(self.labels),
+            groups=moved(self.groups),
+        )
+        result.__dict__["counted"] = moved(counted)
         return result

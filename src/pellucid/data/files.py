@@ -70,9 +70,7 @@ def find(source: str | os.PathLike[str]) -> tuple[Path, list[Path]]:
         raise DataError(f"{plain(text)!r} cannot be a path: {error}") from error
     if stat.S_ISDIR(mode):
         pattern = plain(path / "**" / "*.txt")
-        raise DataError(
-            f"{plain(path)} is a directory; name the files in it with a pattern such as '{pattern}'"
-        )
+        raise DataError(f"{plain(path)} is a directory; name the files in it with a pattern such as '{pattern}'")
     if not stat.S_ISREG(mode):
         raise DataError(f"{plain(path)} is not a regular file; write what it gives to a file first")
     return Path(os.path.abspath(path)).parent, [path]
@@ -87,9 +85,7 @@ def _find_pattern(pattern: str) -> tuple[Path, list[Path]]:
             real = os.path.realpath(found)  # a link back up would list a file again and again
             distinct[real] = min(distinct.get(real, found), found, key=lambda name: (len(name), name))
     if not distinct:
-        raise DataError(
-            f"no file matches {plain(pattern)!r}; check the pattern ('**' reaches into subfolders)"
-        )
+        raise DataError(f"no file matches {plain(pattern)!r}; check the pattern ('**' reaches into subfolders)")
     return Path(os.path.abspath(Path(*parts[:fixed]))), [Path(found) for found in distinct.values()]
 
 
@@ -122,9 +118,7 @@ def _read_lines(file: File, text_field: str, wanted: Wanted) -> Iterator[tuple[s
                 name = f"{file.name}:{number}"
                 if len(line) > _LARGEST_LINE:
                     limit = f"{_LARGEST_LINE >> 20} MiB"
-                    raise DataError(
-                        f"{plain(file.path)}, line {number} is longer than {limit}; one object a line"
-                    )
+                    raise DataError(f"{plain(file.path)}, line {number} is longer than {limit}; one object a line")
                 if line.strip() and wanted(name):
                     try:
                         text = line.decode("utf-8")

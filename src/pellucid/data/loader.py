@@ -135,9 +135,7 @@ class Loader:
     def _rows_of(self, number: int) -> np.ndarray:
         begin = (number * self.world_size + self.rank) * self.batch_size
         epochs, places = np.divmod(np.arange(begin, begin + self.batch_size), self.rows)
-        return np.array(
-            [self._order(epoch)[place] for epoch, place in zip(epochs.tolist(), places, strict=True)]
-        )
+        return np.array([self._order(epoch)[place] for epoch, place in zip(epochs.tolist(), places, strict=True)])
 
     def _order(self, epoch: int) -> np.ndarray:
         """The shuffle of an epoch: rows sorted by raw random bits, which no numpy changes."""

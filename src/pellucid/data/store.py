@@ -29,9 +29,7 @@ class TokenStore:
     _names: tuple[bytes, np.ndarray]
 
     @classmethod
-    def of(
-        cls, documents: Iterable[Sequence[int]], names: Sequence[str] | None = None, *, size: int = 0
-    ) -> TokenStore:
+    def of(cls, documents: Iterable[Sequence[int]], names: Sequence[str] | None = None, *, size: int = 0) -> TokenStore:
         """Keep these documents; ``names`` default to their numbers."""
         arrays = [_ids(number, document) for number, document in enumerate(documents)]
         labels = [str(number) for number in range(len(arrays))] if names is None else names

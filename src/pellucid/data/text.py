@@ -122,9 +122,7 @@ class Corpus:
         if not documents:
             raise DataError(self._nothing_in(split))
         if not size:
-            raise DataError(
-                f"the {documents} documents of {self.source} are all empty; name files that hold text"
-            )
+            raise DataError(f"the {documents} documents of {self.source} are all empty; name files that hold text")
 
     def _records(self, split: str) -> Iterator[tuple[str, str | None]]:
         def wanted(name: str) -> bool:

@@ -218,15 +218,11 @@ class Tokenizer:
         except OSError as error:
             raise DataError(f"cannot read the tokenizer {where}: {error.strerror}") from error
         if len(data) > _LARGEST_FILE:
-            raise DataError(
-                f"the tokenizer {where} is larger than {_LARGEST_FILE >> 20} MiB; is it a tokenizer.json?"
-            )
+            raise DataError(f"the tokenizer {where} is larger than {_LARGEST_FILE >> 20} MiB; is it a tokenizer.json?")
         try:
             return cls._from_json(data.decode("utf-8"))
         except ValueError as error:
-            raise DataError(
-                f"{where} is not a whole tokenizer.json ({plain(error)}); copy it again"
-            ) from error
+            raise DataError(f"{where} is not a whole tokenizer.json ({plain(error)}); copy it again") from error
 
     @classmethod
     def _from_json(cls, text: str) -> Tokenizer:
@@ -236,9 +232,7 @@ class Tokenizer:
             raise ValueError(str(error)) from error
         ids = backend.get_vocab(with_added_tokens=True).values()
         if not ids or max(ids) > _LARGEST_ID:
-            raise ValueError(
-                f"its ids should lie in 0 … {_LARGEST_ID}, but {max(ids, default='none')} was found"
-            )
+            raise ValueError(f"its ids should lie in 0 … {_LARGEST_ID}, but {max(ids, default='none')} was found")
         return cls(backend)
 
     def __reduce__(self) -> tuple[Any, ...]:

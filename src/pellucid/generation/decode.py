@@ -137,9 +137,7 @@ def generate_ids(
     logprobs: list[list[float]] = [[] for _ in prompts]
     reasons: list[FinishReason] = ["length" for _ in prompts]
     for step in decode(model, prompts, params, use_cache=use_cache, vocab_size=vocab_size):
-        for row, (token, logprob, reason) in enumerate(
-            zip(step.tokens, step.logprobs, step.finished, strict=True)
-        ):
+        for row, (token, logprob, reason) in enumerate(zip(step.tokens, step.logprobs, step.finished, strict=True)):
             if token is not None and logprob is not None:
                 tokens[row].append(token)
                 logprobs[row].append(logprob)
@@ -151,9 +149,7 @@ def generate_ids(
 # ------------------------------------------------------------------------------ before anything is computed
 
 
-def _rows(
-    prompts: Sequence[Sequence[int]], params: GenerationParams | Sequence[GenerationParams]
-) -> list[_Row]:
+def _rows(prompts: Sequence[Sequence[int]], params: GenerationParams | Sequence[GenerationParams]) -> list[_Row]:
     each = [params] * len(prompts) if isinstance(params, GenerationParams) else list(params)
     if len(each) != len(prompts):
         raise InputError(f"{len(each)} params for {len(prompts)} prompts; give one for all or one a prompt")
@@ -178,24 +174,18 @@ def _vocab_size(model: nn.Module, asked: int | None) -> int:
 
 def _check(model: nn.Module, rows: list[_Row], size: int, ends_row: EndsRow | None) -> None:
     if model.training:
-        raise InputError(
-            "the model is in training mode, where dropout would change its answers; call model.eval()"
-        )
+        raise InputError("the model is in training mode, where dropout would change its answers; call model.eval()")
     for index, row in enumerate(rows):
         if not row.tokens:
             raise InputError(f"prompt {index} is empty; give at least one token, the BOS id for example")
         odd = [t for t in row.tokens if isinstance(t, bool) or not isinstance(t, int) or not 0 <= t < size]
         if odd:
-            raise InputError(
-                f"prompt {index} holds {odd[0]!r}, but token ids are 0 to {size - 1}; use its tokenizer"
-            )
+            raise InputError(f"prompt {index} holds {odd[0]!r}, but token ids are 0 to {size - 1}; use its tokenizer")
         far = [t for t in row.params.stop_ids if t >= size]
         if far:
             raise InputError(f"stop id {far[0]} can never come: token ids are 0 to {size - 1}; leave it out")
         if row.params.stop and ends_row is None:
-            raise InputError(
-                f"stop texts {list(row.params.stop)} need text; call generate or stream, or use stop_ids"
-            )
+            raise InputError(f"stop texts {list(row.params.stop)} need text; call generate or stream, or use stop_ids")
         _check_length(index, len(row.tokens), row.params.max_new_tokens, model.max_length)  # type: ignore[arg-type]
 
 

@@ -66,9 +66,7 @@ def choose(
     allowed_BV = logits_BV > -torch.inf
     allowed_BV[:, list(forbidden)] = False
     if not bool(allowed_BV.any()):
-        raise InputError(
-            f"no token may be chosen: {len(forbidden)} stop ids are held back; lower min_new_tokens"
-        )
+        raise InputError(f"no token may be chosen: {len(forbidden)} stop ids are held back; lower min_new_tokens")
     token = _pick(logits_BV.masked_fill(~allowed_BV, -torch.inf), params, generator)
     return Choice(token, float(logits_BV.log_softmax(1)[0, token]))
 

@@ -42,8 +42,8 @@ class Grouped(Config):
     def _heads_fit(self) -> Grouped:
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
-                f"{self.num_attention_heads} query heads cannot share {self.num_key_value_heads} key/value heads evenly; "
-                "make num_attention_heads a multiple of num_key_value_heads"
+                f"{self.num_attention_heads} query heads cannot share {self.num_key_value_heads} key/value heads "
+                "evenly; make num_attention_heads a multiple of num_key_value_heads"
             )
         return self
 
@@ -141,7 +141,7 @@ class ModelConfig(Config):
     final_logit_softcapping: Positive | None = None
     """Bends logits to ``c · tanh(logit / c)``."""
     initializer_range: Positive | None = None
-    """Standard deviation of initial weights under pre-norm; None is ``1/sqrt(fan_in)`` for matrices, 0.02 for tables."""
+    """Standard deviation of first weights under pre-norm; None: ``1/sqrt(fan_in)`` for matrices, 0.02 for tables."""
     residual_init: Literal["scaled", "zero", "plain"] = "scaled"
     """How the last matrix of each pre-norm branch starts."""
 
@@ -154,10 +154,14 @@ class ModelConfig(Config):
     def _parts_fit(self) -> ModelConfig:
         if self.norm_placement == "post" and (self.residual_init != "scaled" or self.initializer_range is not None):
             raise ValueError(
-                "norm_placement 'post' starts from Xavier's scale; residual_init and initializer_range belong to 'pre': leave them out"
+                "norm_placement 'post' starts from Xavier's scale; residual_init and initializer_range belong to 'pre': "
+                "leave them out"
             )
         if isinstance(self.position, Rope) and self.attention.head_dim % 2:
-            raise ValueError(f"position 'rope' turns pairs of features, but attention.head_dim is {self.attention.head_dim}; make it even")
+            raise ValueError(
+                f"position 'rope' turns pairs of features, but attention.head_dim is {self.attention.head_dim}; "
+                "make it even"
+            )
         return self
 
     @property
@@ -202,7 +206,8 @@ def _spelled_out_heads(attention: dict[str, Any], size: Any) -> dict[str, Any]:
     if attention.get("head_dim") is None and whole:
         if size % heads:
             raise ValueError(
-                f"hidden_size {size} does not divide by {heads} attention heads; choose a multiple, or give attention.head_dim"
+                f"hidden_size {size} does not divide by {heads} attention heads; choose a multiple, or give "
+                "attention.head_dim"
             )
         attention["head_dim"] = size // heads
     return attention

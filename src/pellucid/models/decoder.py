@@ -17,6 +17,7 @@ from pellucid.nn.cache import ContiguousCache, LayerCache
 from pellucid.nn.embed import silenced
 from pellucid.nn.losses import Loss, linear_cross_entropy
 from pellucid.nn.positions import LearnedPositions
+from pellucid.probe import Probe
 from pellucid.shapes import Float, Tensor
 from pellucid.visibility import Coordinates, Rule
 
@@ -109,6 +110,12 @@ class Decoder(nn.Module):
             dtype=weight.dtype,
             device=weight.device,
         )
+
+    def probe(self) -> Probe:
+        """How an audit asks this model."""
+        from pellucid.models.probe import DecoderProbe
+
+        return DecoderProbe(self)
 
     @property
     def max_length(self) -> int | None:

@@ -91,8 +91,8 @@ def _check(call: Call) -> None:
     (b, t, n, h), (kb, s, k, kh), v = call.q.shape, call.k.shape, call.v.shape
     if kb != b or kh != h or v[:3] != call.k.shape[:3]:
         raise ShapeError(
-            f"queries {tuple(call.q.shape)}, keys {tuple(call.k.shape)} and values {tuple(v)} do not fit: rows and head "
-            "size must agree, and keys and values must have the same slots and heads"
+            f"queries {tuple(call.q.shape)}, keys {tuple(call.k.shape)} and values {tuple(v)} do not fit: rows and "
+            "head size must agree, and keys and values must have the same slots and heads"
         )
     if n % k:
         raise ShapeError(f"{n} query heads cannot share {k} key/value heads evenly; make {n} a multiple of {k}")

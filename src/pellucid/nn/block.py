@@ -14,7 +14,9 @@ from pellucid.visibility import Coordinates
 
 
 class _Block(nn.Module):
-    def __init__(self, *, attention: nn.Module, ffn: nn.Module, attn_norm: nn.Module, ffn_norm: nn.Module, dropout: float) -> None:
+    def __init__(
+        self, *, attention: nn.Module, ffn: nn.Module, attn_norm: nn.Module, ffn_norm: nn.Module, dropout: float
+    ) -> None:
         super().__init__()
         self.attn_norm = attn_norm
         self.attention = attention

@@ -100,8 +100,8 @@ class ContiguousCache:
             raise ShapeError(f"the chunk has {chunk.shape[0]} rows but the cache has {self.rows}; they must agree")
         if self.length + slots > self.capacity:
             raise LengthError(
-                f"{slots} new tokens do not fit: the cache holds {self.length} of {self.capacity}; make a larger one with "
-                f"new_cache(rows, capacity={self.length + slots})"
+                f"{slots} new tokens do not fit: the cache holds {self.length} of {self.capacity}; make a larger one "
+                f"with new_cache(rows, capacity={self.length + slots})"
             )
         if chunk.groups is not None:
             raise UnsupportedError("a cache keeps no groups; run prefix() and blocks() by groups without a cache")
@@ -118,7 +118,9 @@ class ContiguousCache:
         self._placed = stop, runs
         if start == 0:
             return queries, queries
-        keys = Coordinates(self.positions_BS[:, :stop], self.segments_BS[:, :stop], layout=Layout(self.rows, stop, runs))
+        keys = Coordinates(
+            self.positions_BS[:, :stop], self.segments_BS[:, :stop], layout=Layout(self.rows, stop, runs)
+        )
         return queries, keys
 
     def commit(self) -> None:
@@ -129,9 +131,13 @@ class ContiguousCache:
 
     def _continued(self, chunk: Coordinates) -> Coordinates:
         if chunk.layout is None:
-            raise UnsupportedError("going on from a cache needs a batch whose layout the host knows; build it on the CPU")
+            raise UnsupportedError(
+                "going on from a cache needs a batch whose layout the host knows; build it on the CPU"
+            )
         if chunk.layout.kind == "packed":
-            raise UnsupportedError("going on from a cache takes one document a row; packed rows only fit an empty cache")
+            raise UnsupportedError(
+                "going on from a cache takes one document a row; packed rows only fit an empty cache"
+            )
         ends = _ends(self._runs, self.rows)
         device = chunk.positions.device
         segment_B = torch.tensor([segment for segment, _ in ends], device=device)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch.nn.functional as F
 from torch import nn
+from torch.nn import functional as F
 
 from pellucid.shapes import Float, Tensor
 
@@ -47,5 +47,3 @@ class GatedFFN(nn.Module):
     def forward(self, x_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         gated = self.activation(self.gate_proj(x_BTD)) * self.up_proj(x_BTD)
         return self.down_proj(self.inner_dropout(gated))
-
-

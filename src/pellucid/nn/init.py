@@ -20,8 +20,13 @@ _BRANCH_ENDS = ("o_proj", "down_proj")
 
 
 @torch.no_grad()
-def init_pre_norm(model: nn.Module, *, layers: int, std: float | None, residual: Residual, generator: torch.Generator) -> None:
-    """Normal weights of ``std`` (None: ``1/sqrt(fan_in)``); branch ends divided by ``sqrt(2L)`` (Radford et al. 2019 §2.3) or 0."""
+def init_pre_norm(
+    model: nn.Module, *, layers: int, std: float | None, residual: Residual, generator: torch.Generator
+) -> None:
+    """Normal weights of ``std`` (None: ``1/sqrt(fan_in)``).
+
+    Branch ends are divided by ``sqrt(2L)`` (Radford et al. 2019 §2.3), or 0.
+    """
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
             scale = module.in_features**-0.5 if std is None else std

@@ -15,7 +15,7 @@ class Loss(NamedTuple):
     """A sum in nats over ``count`` predictions."""
 
     total: Float[Tensor, ""]
-    count: Int[Tensor, ""]
+    count: Int[Tensor, ""]  # type: ignore[assignment]  # hides tuple.count, which nobody asks of a loss
 
     def plus(self, other: Loss) -> Loss:
         """Both together."""
@@ -49,9 +49,7 @@ def linear_cross_entropy(
         ShapeError: labels that do not fit, or name a class outside the vocabulary.
     """
     if labels_BT.shape != hidden_BTD.shape[:2]:
-        raise ShapeError(
-            f"labels are {tuple(labels_BT.shape)}, but hidden states are {tuple(hidden_BTD.shape[:2])}"
-        )
+        raise ShapeError(f"labels are {tuple(labels_BT.shape)}, but hidden states are {tuple(hidden_BTD.shape[:2])}")
     flat = labels_BT.flatten()
     if counted is None:
         counted = (flat != ignored).nonzero()[:, 0]
@@ -64,9 +62,7 @@ def linear_cross_entropy(
                 f"positions without a label are marked by {ignored}"
             )
     hidden_CD = hidden_BTD.flatten(0, 1).index_select(0, counted)
-    if (
-        not torch.is_grad_enabled()
-    ):  # an autograd function is not told, and would compute gradients for nobody
+    if not torch.is_grad_enabled():  # an autograd function is not told, and would compute gradients for nobody
         hidden_CD, weight_VD = hidden_CD.detach(), weight_VD.detach()
         bias_V = None if bias_V is None else bias_V.detach()
     total = _LinearCrossEntropy.apply(hidden_CD, weight_VD, bias_V, targets, softcap, label_smoothing, chunk)

@@ -29,7 +29,9 @@ class Rotary(nn.Module):
     (2i, 2i + 1), as the paper does.
     """
 
-    def __init__(self, head_size: int, *, base: float = 10000.0, pairing: Literal["half", "interleaved"] = "half") -> None:
+    def __init__(
+        self, head_size: int, *, base: float = 10000.0, pairing: Literal["half", "interleaved"] = "half"
+    ) -> None:
         super().__init__()
         if head_size % 2:
             raise ShapeError(f"rotary positions turn pairs of features, but the head size is {head_size}; make it even")
@@ -43,7 +45,9 @@ class Rotary(nn.Module):
         return coordinates.positions[:, :, None] * inverse
 
     def forward(self, x_BTNH: Float[Tensor, "B T N H"], coordinates: Coordinates) -> Float[Tensor, "B T N H"]:
-        cos, sin = coordinates.once(("rotary", self.base, self.head_size, x_BTNH.dtype), lambda: self._table(coordinates, x_BTNH.dtype))
+        cos, sin = coordinates.once(
+            ("rotary", self.base, self.head_size, x_BTNH.dtype), lambda: self._table(coordinates, x_BTNH.dtype)
+        )
         if self.pairing == "half":
             first, second = x_BTNH.chunk(2, -1)
             return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
@@ -83,7 +87,9 @@ class SinusoidalPositions(nn.Module):
     ``layout="interleaved"`` puts sine and cosine of a pair side by side (the paper); ``"half"`` puts all sines first.
     """
 
-    def __init__(self, size: int, *, base: float = 10000.0, layout: Literal["interleaved", "half"] = "interleaved") -> None:
+    def __init__(
+        self, size: int, *, base: float = 10000.0, layout: Literal["interleaved", "half"] = "interleaved"
+    ) -> None:
         super().__init__()
         self.size = size
         self.base = base

@@ -71,9 +71,7 @@ def mask_panels(
         raise InputError("there is no rule to draw; give at least one")
     total = sum(documents)
     if not documents or min(documents) < 1 or total > LONGEST:
-        raise InputError(
-            f"documents of {list(documents)} tokens cannot be drawn; draw 1 to {LONGEST} tokens in all"
-        )
+        raise InputError(f"documents of {list(documents)} tokens cannot be drawn; draw 1 to {LONGEST} tokens in all")
     if groups is not None and len(groups) != total:
         raise InputError(f"{len(groups)} groups for {total} tokens; give one group a token")
     where = _coordinates(documents, groups)

@@ -24,11 +24,7 @@ def keep_pages() -> bool:
 
     It is not done where the C library is another one, or where the environment already sets these.
     """
-    if (
-        sys.platform != "linux"
-        or platform.libc_ver()[0] != "glibc"
-        or any(map(os.environ.get, _OWN_SETTINGS))
-    ):
+    if sys.platform != "linux" or platform.libc_ver()[0] != "glibc" or any(map(os.environ.get, _OWN_SETTINGS)):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     return mallopt is not None and bool(

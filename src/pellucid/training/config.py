@@ -151,9 +151,7 @@ class TrainConfig(Config):
     def _windows_fit(self) -> TrainConfig:
         length, stride = self.window
         if stride >= length:
-            raise ValueError(
-                f"validation.stride is {stride} but a window has {length} tokens; stride must be smaller"
-            )
+            raise ValueError(f"validation.stride is {stride} but a window has {length} tokens; stride must be smaller")
         vocab = self.data.vocab_size
         if vocab is not None and vocab > self.model.vocab_size:
             raise ValueError(

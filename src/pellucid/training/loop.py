@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pellucid.data.text import Document
-from pellucid.errors import CheckpointError, TrainingError
+from pellucid.errors import CheckpointError, StorageError
 from pellucid.training.config import TrainConfig
 from pellucid.training.events import Event, Interrupted, Listener, Prepared, Saved, Stepped, Validated
 from pellucid.training.interrupts import Interrupts
@@ -53,11 +53,7 @@ class TrainResult:
         }
 
     def __str__(self) -> str:
-        end = (
-            "interrupted"
-            if self.validation is None
-            else f"{self.validation.bits_per_byte:.4f} bits/byte held out"
-        )
+        end = "interrupted" if self.validation is None else f"{self.validation.bits_per_byte:.4f} bits/byte held out"
         return (
             f"{self.checkpoint}: {self.steps:,} steps, {self.tokens:,} tokens, "
             f"{self.tokens_per_second:,.0f} tokens/s, {end}"
@@ -75,6 +71,7 @@ def train(
     Raises:
         InputError: something in the config, the data or on the disk cannot be used; nothing was trained.
         TrainingError: the run must not go on; the message names the last good checkpoint.
+        StorageError: the disk took no more; likewise.
     """
     if resume:
         run, config = RunFolder.reopen(run_folder, config)
@@ -127,9 +124,7 @@ class _Loop:
     def step(self) -> None:
         """One change of the weights."""
         started, counters, parts = time.monotonic(), self.counters, self.parts
-        parts.optimizers.set_rate(
-            multiplier(self.config.schedule, self.config.budget, counters.step, self.minutes)
-        )
+        parts.optimizers.set_rate(multiplier(self.config.schedule, self.config.budget, counters.step, self.minutes))
         parts.model.train()
         first = parts.loader.batches
         batches = [next(parts.loader).to(self.config.device) for _ in range(self.config.accumulation)]
@@ -194,7 +189,7 @@ class _Loop:
                 self.run.mark_best(self.last)
             self.run.prune(self.config.keep)
         except CheckpointError as error:
-            raise TrainingError(
+            raise StorageError(
                 f"step {counters.step}: {error}. Last good checkpoint: {self.last or 'none yet'}"
             ) from error
         self.tell(Saved(counters.step, self.last))

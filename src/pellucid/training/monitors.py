@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from pellucid.errors import TrainingError
+from pellucid.errors import StorageError
 from pellucid.records import number
 from pellucid.training.events import Event, Interrupted, Listener, Prepared, Saved, Stepped, Validated
 
@@ -42,11 +42,9 @@ class Metrics:
             finally:
                 os.close(handle)
         except OSError as error:
-            raise TrainingError(
-                f"cannot write {self.path}: {error.strerror}; free space there and resume"
-            ) from error
+            raise StorageError(f"cannot write {self.path}: {error.strerror}; free space there and resume") from error
         if written != len(line):
-            raise TrainingError(f"cannot write {self.path}: the disk is full; free space there and resume")
+            raise StorageError(f"cannot write {self.path}: the disk is full; free space there and resume")
 
     def truncate(self, step: int) -> None:
         """Forget what was logged after ``step``, and a line that was cut off: the run goes on from there."""
@@ -93,9 +91,7 @@ def describe(event: Event, speed: float = 0.0) -> str:
         case Validated():
             what = f"all {event.documents}" if event.final else str(event.documents)
             best = ", the best so far" if event.best else ""
-            return (
-                f"step {event.step}  {event.bits_per_byte:.4f} bits/byte on {what} held-out documents{best}"
-            )
+            return f"step {event.step}  {event.bits_per_byte:.4f} bits/byte on {what} held-out documents{best}"
         case Saved():
             return f"step {event.step}  saved {event.path}"
         case Interrupted():

@@ -23,9 +23,7 @@ _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan et al. 2024, "Muon": steepes
 class Muon(torch.optim.Muon):
     """``torch.optim.Muon`` (momentum, orthogonalised update, decoupled decay), computed in ``dtype``."""
 
-    def __init__(
-        self, parameters: Iterable[Tensor], *, dtype: torch.dtype = torch.float32, **settings: Any
-    ) -> None:
+    def __init__(self, parameters: Iterable[Tensor], *, dtype: torch.dtype = torch.float32, **settings: Any) -> None:
         super().__init__(parameters, **settings)
         self.dtype = dtype
 
@@ -61,9 +59,7 @@ class Muon(torch.optim.Muon):
         torch._foreach_add_(parameters, list(directions.to(parameters[0].dtype).unbind()), alpha=-rate)
 
 
-def orthogonalised(
-    g_XMN: Float[Tensor, "X M N"], *, steps: int = 5, eps: float = 1e-7
-) -> Float[Tensor, "X M N"]:
+def orthogonalised(g_XMN: Float[Tensor, "X M N"], *, steps: int = 5, eps: float = 1e-7) -> Float[Tensor, "X M N"]:
     """Each matrix with its singular values brought near 1, by Newton–Schulz steps in its own number format.
 
     A step turns each singular value s into ``a·s + b·s³ + c·s⁵``, by products alone; a Frobenius norm of 1 at

@@ -128,9 +128,7 @@ def make_optimizers(model: nn.Module, config: cfg.AdamW | cfg.Muon) -> Optimizer
         return [names[name] for name, role in by_role.items() if role in wanted]
 
     if isinstance(config, cfg.AdamW):
-        return Optimizers(
-            names, {"adamw": _adamw(those("matrix", "head"), those("embedding", "vector"), config)}
-        )
+        return Optimizers(names, {"adamw": _adamw(those("matrix", "head"), those("embedding", "vector"), config)})
     assert config.precision != "auto", "a run settles it before it begins"
     muon = Muon(
         those("matrix"),
@@ -140,14 +138,10 @@ def make_optimizers(model: nn.Module, config: cfg.AdamW | cfg.Muon) -> Optimizer
         weight_decay=config.weight_decay,
         adjust_lr_fn=config.adjust,
     )
-    return Optimizers(
-        names, {"muon": muon, "adamw": _adamw(those("head"), those("embedding", "vector"), config.adamw)}
-    )
+    return Optimizers(names, {"muon": muon, "adamw": _adamw(those("head"), those("embedding", "vector"), config.adamw)})
 
 
-def _adamw(
-    decayed: Iterable[nn.Parameter], others: Iterable[nn.Parameter], config: cfg.AdamW
-) -> torch.optim.AdamW:
+def _adamw(decayed: Iterable[nn.Parameter], others: Iterable[nn.Parameter], config: cfg.AdamW) -> torch.optim.AdamW:
     groups = [
         {"params": list(decayed), "weight_decay": config.weight_decay},
         {"params": list(others), "weight_decay": 0.0},

@@ -85,9 +85,7 @@ def settled(config: TrainConfig) -> TrainConfig:
 def go_on(last: Path, model: Decoder, loader: Loader, optimizers: Optimizers) -> state.Counters:
     """Put model, loader, optimizers and random generators back to where ``last`` was saved."""
     stored = store.load(last, check="digests").model
-    model.load_state_dict(
-        stored.state_dict()
-    )  # a copy: mapped memory lies otherwise, and might round otherwise
+    model.load_state_dict(stored.state_dict())  # a copy: mapped memory lies otherwise, and might round otherwise
     counters = state.load_state(last / state.FOLDER, optimizers)
     loader.load_state_dict(counters.loader)
     return counters
@@ -136,9 +134,7 @@ def _check_fit(config: TrainConfig, tokenizer: Tokenizer) -> None:
             f"{config.model.vocab_size}; set model.vocab_size to {tokenizer.vocab_size} or more"
         )
     if tokenizer.bos_id is None:
-        raise ConfigError(
-            "the tokenizer has no begin token, and without one a document's first token is not learnt"
-        )
+        raise ConfigError("the tokenizer has no begin token, and without one a document's first token is not learnt")
 
 
 def _check_lengths(config: TrainConfig, model: Decoder) -> None:

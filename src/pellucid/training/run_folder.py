@@ -59,9 +59,7 @@ class RunFolder:
         try:
             run.checkpoints.parent.mkdir(parents=True, exist_ok=True)
             if any(run.path.iterdir()):
-                raise ConfigError(
-                    f"{run.path} holds something already; choose another folder, or resume the run in it"
-                )
+                raise ConfigError(f"{run.path} holds something already; choose another folder, or resume the run in it")
             run.checkpoints.mkdir()
         except OSError as error:
             raise CheckpointError(cannot_write(run.path, error)) from error
@@ -145,9 +143,7 @@ class RunFolder:
             return None
         text = pointer.read_text(encoding="utf-8")[:100].strip()
         if not _STEP.match(text):
-            raise CheckpointError(
-                f"{pointer} holds {text!r}, which is not the name of a step such as step-00000200"
-            )
+            raise CheckpointError(f"{pointer} holds {text!r}, which is not the name of a step such as step-00000200")
         return self.checkpoints / text
 
     def prune(self, keep: int) -> None:

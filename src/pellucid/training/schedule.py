@@ -31,9 +31,7 @@ def multiplier(schedule: Schedule, budget: Steps | Minutes, step: int, minutes: 
     return schedule.floor + (1 - schedule.floor) * _fall(schedule, past)
 
 
-def _warmup(
-    schedule: Schedule, budget: Steps | Minutes, step: int, done: float
-) -> tuple[float | None, float]:
+def _warmup(schedule: Schedule, budget: Steps | Minutes, step: int, done: float) -> tuple[float | None, float]:
     """The multiple while warming up (None afterwards), and the progress at which the warm-up ends."""
     steps = schedule.warmup_steps
     if schedule.warmup_share and isinstance(budget, Steps):

@@ -72,9 +72,7 @@ def train_step(
             totals.append(torch.stack([loss.total.detach().double(), loss.count.double()]))
     gradients = [p.grad for p in optimizers.parameters if p.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients)
-    total, seen, grad_norm = torch.cat(
-        [sum(totals, torch.zeros_like(totals[0])), norm.double()[None]]
-    ).tolist()
+    total, seen, grad_norm = torch.cat([sum(totals, torch.zeros_like(totals[0])), norm.double()[None]]).tolist()
     assert seen == count, f"the model counted {seen} positions, the host {count}"
     _refuse_not_finite(total, grad_norm, optimizers, where)
     if clip_norm is not None:
@@ -86,9 +84,7 @@ def train_step(
 def counted(batch: Batch) -> int:
     """Positions of the batch whose label counts, known without asking a device."""
     if batch.counted is None:
-        raise ShapeError(
-            "a training batch needs labels made on the host; use data.objectives before moving it"
-        )
+        raise ShapeError("a training batch needs labels made on the host; use data.objectives before moving it")
     return len(batch.counted)
 
 

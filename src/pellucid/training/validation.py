@@ -81,8 +81,7 @@ def bits_per_byte(
     """Score ``documents``. Memory stays bounded by ``batch_tokens`` however many and long they are."""
     if tokenizer.bos_id is None:
         raise DataError(
-            "the tokenizer has no begin token, so nothing could predict the first token of a document; "
-            "use one that has"
+            "the tokenizer has no begin token, so nothing could predict the first token of a document; use one that has"
         )
     size = texts = 0
 
@@ -92,13 +91,9 @@ def bits_per_byte(
             size, texts = size + document.size, texts + 1
             yield tokenizer.encode_document(document.text)
 
-    nats, tokens = score(
-        model, encoded(), length=length, stride=stride, batch_tokens=batch_tokens, precision=precision
-    )
+    nats, tokens = score(model, encoded(), length=length, stride=stride, batch_tokens=batch_tokens, precision=precision)
     if not size:
-        raise DataError(
-            f"{texts} documents with 0 bytes were given to validate on; there is nothing to measure"
-        )
+        raise DataError(f"{texts} documents with 0 bytes were given to validate on; there is nothing to measure")
     return Validation(nats, tokens, size, texts)
 
 

@@ -89,18 +89,23 @@ def from_hidden(mask: Tensor, *, padding: bool = False) -> Rule:
 def from_additive(mask: Tensor, *, padding: bool = False) -> Rule:
     """0 means visible, minus infinity or a dtype's lowest number means hidden; anything between is a bias, refused."""
     if not mask.dtype.is_floating_point:
-        raise ShapeError(f"from_additive takes floating-point numbers to add, not {mask.dtype}; use from_hidden or from_visible")
+        raise ShapeError(
+            f"from_additive takes floating-point numbers to add, not {mask.dtype}; use from_hidden or from_visible"
+        )
     hidden = mask <= _LOWEST
     if not bool((hidden | (mask == 0)).all()):
         raise ShapeError(
-            "from_additive found numbers that are neither 0 nor minus infinity; they are a position bias: hand them to attend(bias=…)"
+            "from_additive found numbers that are neither 0 nor minus infinity; they are a position bias: "
+            "hand them to attend(bias=…)"
         )
     return from_visible(~hidden, padding=padding)
 
 
 def _refuse_inverted(visible: Tensor) -> None:
     if visible.numel() and not bool(visible.any()):
-        raise ShapeError("the mask hides everything; is it upside down? (from_hidden: True hides, from_visible: True shows)")
+        raise ShapeError(
+            "the mask hides everything; is it upside down? (from_hidden: True hides, from_visible: True shows)"
+        )
     rows, columns = visible.shape[-2:]
     if rows != columns or rows < 2:
         return

@@ -35,8 +35,7 @@ class Rule(ABC):
         """
         if queries.shape[0] != keys.shape[0]:
             raise ConfigError(
-                f"queries have {queries.shape[0]} rows but keys have {keys.shape[0]}; "
-                "visibility is decided row by row"
+                f"queries have {queries.shape[0]} rows but keys have {keys.shape[0]}; visibility is decided row by row"
             )
         _, mask = queries.once((self, id(keys)), lambda: (keys, self._mask(queries, keys)))
         return mask
@@ -95,7 +94,7 @@ def _largest(bounds: list[int | None]) -> int | None:
 
 @lru_cache(maxsize=1024)
 def is_plain_causal(rule: Rule, length: int) -> bool:
-    """Whether the rule is just ``causal()`` for documents of up to ``length`` tokens (a wide window is, for example)."""
+    """Whether the rule is just ``causal()`` for documents of up to ``length`` tokens (as a wide window is)."""
     return rule.positional and rule.ahead == 0 and rule.edges(length) == length * (length + 1) // 2
 
 

@@ -1,6 +1,7 @@
 """Rules as text: ``"causal & (window(256) | sinks(4))"``. Reads what ``Rule.describe`` writes."""
 
 import ast
+from collections.abc import Sequence
 
 from pellucid.errors import ConfigError
 from pellucid.visibility import rules
@@ -42,7 +43,7 @@ def _build(node: ast.expr, text: str) -> Rule:
     )
 
 
-def _call(name: str, numbers: list[object], text: str) -> Rule:
+def _call(name: str, numbers: Sequence[object], text: str) -> Rule:
     if name not in NAMES:
         raise ConfigError(f"visibility rule {text!r}: there is no rule {name!r}; there are {', '.join(NAMES)}")
     try:

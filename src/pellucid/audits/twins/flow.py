@@ -29,9 +29,7 @@ class LastLayerOpen(Toy):
     """The last layer was built without the causal flag."""
 
     def sees(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
-        return (
-            _together(queries, keys) if layer == len(self.layers) - 1 else super().sees(queries, keys, layer)
-        )
+        return _together(queries, keys) if layer == len(self.layers) - 1 else super().sees(queries, keys, layer)
 
 
 class UpsideDown(Toy):

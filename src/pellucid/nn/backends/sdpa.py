@@ -50,7 +50,11 @@ def _kernel(call: Call, k: Tensor, v: Tensor, mask: Tensor | None, *, is_causal:
     if q.shape[1] == 1 and mask is None and kv_heads < heads:
         # One new token: the query heads of a group are rows over the same keys, and no key is copied.
         folded = scaled_dot_product_attention(
-            q[:, 0].unflatten(1, (kv_heads, -1)), k.transpose(1, 2), v.transpose(1, 2), dropout_p=call.dropout, scale=call.factor
+            q[:, 0].unflatten(1, (kv_heads, -1)),
+            k.transpose(1, 2),
+            v.transpose(1, 2),
+            dropout_p=call.dropout,
+            scale=call.factor,
         )
         return folded.flatten(1, 2).unsqueeze(1)
     out_BNTU = scaled_dot_product_attention(
@@ -75,7 +79,9 @@ def _shortcut(rule: Rule, queries: Coordinates, keys: Coordinates) -> str | None
         if is_plain_causal(rule, query.slots):
             return "causal"
         return "none" if is_everything(rule, query.slots) else None
-    newest = query.slots == 1 and all(q.first == k.first + key.slots - 1 for q, k in zip(query.runs, key.runs, strict=True))
+    newest = query.slots == 1 and all(
+        q.first == k.first + key.slots - 1 for q, k in zip(query.runs, key.runs, strict=True)
+    )
     same = all(q.segment == k.segment for q, k in zip(query.runs, key.runs, strict=True))
     if not same:
         return None
@@ -87,7 +93,7 @@ def _shortcut(rule: Rule, queries: Coordinates, keys: Coordinates) -> str | None
 
 
 def _safe_mask(call: Call) -> tuple[Tensor, Tensor | None]:
-    """The mask with blind rows opened (the kernel must not divide by nothing), and which rows see at all (None: all)."""
+    """The mask with blind rows opened (a kernel must not divide by nothing), and which rows see at all (None: all)."""
     dtype = call.q.dtype
 
     def make() -> tuple[Tensor, Tensor | None]:
