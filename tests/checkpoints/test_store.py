@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from pellucid.checkpoints import store
 from pellucid.checkpoints.contract import stored_tensors
+from pellucid.checkpoints.files import canonical_digest
 from pellucid.checkpoints.report import LoadError
 from pellucid.data.batch import Batch
 from pellucid.data.tokenizer import Tokenizer
@@ -161,6 +162,7 @@ def test_the_contract_is_readable_and_stable(tmp_path: Path, tokenizer: Tokenize
         "tied",
         "tensors",
         "digests",
+        "witness",
     ]
     assert data["text"] == {
         "vocab_size": tokenizer.vocab_size,
@@ -170,7 +172,10 @@ def test_the_contract_is_readable_and_stable(tmp_path: Path, tokenizer: Tokenize
         "adds_bos": "document",
     }
     assert data["tensors"]["layers.1.attention.k_proj.weight"] == "float32[8, 16]"
+    own = data["digests"].pop(store.CONTRACT)
     assert data["digests"] == {n: store.digest(tmp_path / "a" / n) for n in (store.WEIGHTS, store.TOKENIZER)}
+    assert own == canonical_digest(data)
+    assert max(map(len, text.splitlines())) < 200
 
 
 # ---- what saving refuses
@@ -292,7 +297,10 @@ def test_a_tied_tensor_stored_twice_is_surplus(saved: Path) -> None:
         (lambda c: c["model"].update(hidden_sise=16), "hidden_sise"),
         (lambda c: c["model"].update(code="import os"), "code"),
         (lambda c: c.update(surprise=1), "surprise"),
-        (lambda c: c.update(schema_version=2), "schema_version 2, this version reads 1"),
+        (lambda c: c.update(schema_version=3), "schema_version 3, this version reads 2"),
+        (lambda c: c.update(schema_version=True), "schema_version True, this version reads 2"),
+        (lambda c: c["model"]["position"].update(theta=500.0), "says something else than when it was written"),
+        (lambda c: c["digests"].pop("pellucid.json"), "has no digest of itself"),
         (
             lambda c: c["tied"].update({"embed_tokens.weight": "lm_head.weight"}),
             "its model has .* as 'embed_tokens.weight', its lists say the same as lm_head",

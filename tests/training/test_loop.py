@@ -260,6 +260,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(
 def test_a_run_without_a_checkpoint_yet_starts_anew(tmp_path: Path, words: dict[str, Any]) -> None:
     wanted = config(words)
     run = run_folder_module.RunFolder.create(tmp_path / "run", wanted)
+    run.close()
     (run.checkpoints / ".step-00000002.unfinished-0123456789ab").mkdir()
     resumed = train(wanted, tmp_path / "run", resume=True)
     assert resumed.steps == 6

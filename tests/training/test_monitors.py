@@ -28,6 +28,7 @@ STEP = Stepped(
 VALID = Validated(
     step=3,
     bits_per_byte=2.5,
+    nats=400.0,
     nats_per_token=5.0,
     tokens=80,
     bytes=200,

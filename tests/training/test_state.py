@@ -1,5 +1,6 @@
 """A run's state goes to two plain files and comes back whole."""
 
+import hashlib
 import json
 import random
 from pathlib import Path
@@ -39,6 +40,14 @@ def draws() -> list[float]:
     return [torch.rand(()).item(), random.random(), random.gauss(), np.random.rand(), np.random.randn()]
 
 
+def draws_of_a_copy() -> list[float]:
+    """What the generators would draw next, without drawing it."""
+    state = random_state()
+    found = draws()
+    set_random_state(state, Path("memory"))
+    return found
+
+
 def test_counters_optimizers_and_every_generator_come_back(tmp_path: Path) -> None:
     _, optimizers = stepped()
     random.gauss()  # leaves half a pair behind, which is state too
@@ -74,8 +83,8 @@ def test_there_is_nothing_in_it_to_unpickle(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"schema_version": 2}, "version 1"),
-        ({"surprise": 1}, "version 1"),
+        ({"schema_version": 1}, "version 2"),
+        ({"surprise": 1}, "version 2"),
         ({"step": -1}, "which are not counts"),
         ({"step": True}, "which are not counts"),
         ({"tokens": "9"}, "which are not counts"),
@@ -115,5 +124,26 @@ def test_tensors_that_belong_to_nothing_are_refused(tmp_path: Path) -> None:
     save_state(tmp_path / "training", COUNTERS, optimizers)
     path = tmp_path / "training" / "state.safetensors"
     save_file(load_file(path) | {"surprise": torch.zeros(1)}, path)
+    with pytest.raises(CheckpointError, match="it was changed or damaged"):
+        load_state(tmp_path / "training", optimizers)
+    counters = tmp_path / "training" / "state.json"
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    counters.write_text(json.dumps(json.loads(counters.read_text()) | {"tensors_sha256": digest}))
     with pytest.raises(CheckpointError, match="'surprise', which is no part"):
+        load_state(tmp_path / "training", optimizers)
+
+
+def test_one_changed_bit_is_found_before_anything_is_taken_over(tmp_path: Path) -> None:
+    _, optimizers = stepped()
+    save_state(tmp_path / "training", COUNTERS, optimizers)
+    path = tmp_path / "training" / "state.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    before = draws_of_a_copy()
+    with pytest.raises(CheckpointError, match="it was changed or damaged"):
+        load_state(tmp_path / "training", optimizers)
+    assert draws_of_a_copy() == before
+    path.unlink()
+    with pytest.raises(CheckpointError, match=r"cannot read .*state\.safetensors"):
         load_state(tmp_path / "training", optimizers)

@@ -7,14 +7,18 @@ hold; :mod:`~pellucid.checkpoints.store` compares the two before it reads a tens
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from torch import Tensor, nn
 
+from pellucid.checkpoints.files import canonical_digest, read_json
 from pellucid.checkpoints.header import TensorSpec
+from pellucid.checkpoints.report import MismatchError
+from pellucid.checkpoints.witness import Witness
 from pellucid.configfile import Config
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import CheckpointError, ConfigError
@@ -22,8 +26,12 @@ from pellucid.models.build import build
 from pellucid.models.config import ModelConfig
 from pellucid.models.decoder import Decoder
 
-SCHEMA_VERSION = 1
-_LARGEST = 32 * 2**20
+NAME = "pellucid.json"
+SCHEMA_VERSION = 2
+_LARGEST = 8 * 2**20
+_MOST_VALUES = 20_000
+_SPEC = re.compile(r"[a-z]+[0-9]*\[[0-9, ]{0,200}\]")
+_FLAT = re.compile(r"\[\s+((?:-?[0-9.e+-]+|null),?\s+)+\]")
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -39,8 +47,13 @@ class TextContract(Config):
     """Encoding text adds nothing: a document gets its one begin token where it is made out of ids."""
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer) -> TextContract:
-        """What ``tokenizer`` says."""
+    def of(cls, tokenizer: Tokenizer, config: ModelConfig | None = None) -> TextContract:
+        """What ``tokenizer`` says. One that ``config`` has too few rows for is refused."""
+        if config is not None and tokenizer.vocab_size > config.vocab_size:
+            raise CheckpointError(
+                f"the tokenizer has {tokenizer.vocab_size} tokens but the model only {config.vocab_size} rows; "
+                "they do not belong together"
+            )
         names = ("vocab_size", "bos_id", "eos_id", "pad_id")
         return cls(**{name: getattr(tokenizer, name) for name in names})
 
@@ -48,7 +61,7 @@ class TextContract(Config):
 class Contract(Config):
     """The contents of ``pellucid.json``, in the order of the file."""
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     model: ModelConfig
     positions_after_cache: Literal["continue"] = "continue"
     """Positions count on from what a cache holds of the row's last document."""
@@ -58,15 +71,25 @@ class Contract(Config):
     tensors: dict[str, str]
     """Every stored tensor: its dtype and shape, such as ``float32[256, 64]``."""
     digests: dict[str, Digest]
-    """SHA-256 of the files beside this one."""
+    """SHA-256 of the files beside this one, and of what this one says (whatever its spaces and order of keys)."""
+    witness: Witness
+    """Probes, and what the weights must give on them."""
 
     def to_text(self) -> str:
-        """The file: JSON with two spaces, in the order of the fields, a newline at the end."""
-        return json.dumps(self.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"
+        """The file: JSON with two spaces, in the order of the fields, rows of numbers on one line each."""
+        data = signed(self.model_dump(mode="json"))
+        text = json.dumps(data, indent=2, ensure_ascii=False)
+        return _FLAT.sub(lambda match: " ".join(match[0].split()).replace("[ ", "[").replace(" ]", "]"), text) + "\n"
 
 
-def contract_of(model: nn.Module, tokenizer: Tokenizer | None, digests: Mapping[str, str]) -> Contract:
-    """The contract that ``model`` keeps. Refuses a model that is not what its own config describes."""
+def signed(data: dict[str, Any]) -> dict[str, Any]:
+    """A contract as plain data, with the digest of what it says put in."""
+    digests = {name: value for name, value in data["digests"].items() if name != NAME}
+    return {**data, "digests": {**digests, NAME: canonical_digest({**data, "digests": digests})}}
+
+
+def described(model: nn.Module) -> ModelConfig:
+    """The config of ``model``. Refuses a model whose tensors are not what that describes."""
     config = getattr(model, "config", None)
     if not isinstance(config, ModelConfig):
         raise CheckpointError(
@@ -79,39 +102,75 @@ def contract_of(model: nn.Module, tokenizer: Tokenizer | None, digests: Mapping[
             f"the model has {have} as {name!r}, but its config describes {want}; "
             "a model that was changed needs a config that says so"
         )
+    return config
+
+
+def contract_of(
+    model: nn.Module, text: TextContract | None, *, digests: Mapping[str, str], witness: Witness
+) -> Contract:
+    """The contract that ``model`` keeps."""
     stored, tied = stored_tensors(model)
     return Contract(
-        model=config,
-        text=_text_contract(tokenizer, config),
+        model=described(model),
+        text=text,
         tied=tied,
         tensors={name: str(TensorSpec.of(tensor)) for name, tensor in stored.items()},
         digests=dict(digests),
+        witness=witness,
     )
 
 
 def read_contract(path: Path) -> Contract:
-    """The checked contract in the file at ``path``."""
-    try:
-        with open(path, "rb") as file:
-            content = file.read(_LARGEST + 1)
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
-    if len(content) > _LARGEST:
-        raise CheckpointError(f"{path} is larger than {_LARGEST} bytes; it is not a contract")
-    try:
-        data = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
-    version = data.get("schema_version") if isinstance(data, dict) else None
-    if version != SCHEMA_VERSION:
+    """The checked contract in the file at ``path``; what it says must have the digest that it says."""
+    contract, changed = read_unsigned(path)
+    if changed:
+        raise MismatchError(changed)
+    return contract
+
+
+def read_unsigned(path: Path) -> tuple[Contract, str]:
+    """The contract in the file at ``path``, and in what way its own digest is wrong (nothing if it is right)."""
+    data = read_json(path, _LARGEST)
+    version = data.get("schema_version")
+    if version != SCHEMA_VERSION or isinstance(version, bool):
         raise CheckpointError(
             f"{path} has schema_version {str(version)[:40]}, this version reads {SCHEMA_VERSION}; "
             "use the Pellucid that wrote it, or a newer one"
         )
+    _refuse_garbage(path, data)
     try:
-        return Contract.from_mapping(data)
+        contract = Contract.from_mapping(data)
     except ConfigError as error:
-        raise CheckpointError(f"{path}: {error}") from error
+        raise CheckpointError(f"{path}: {str(error)[:1000]}") from error
+    told, found = contract.digests.get(NAME), signed(data)["digests"][NAME]
+    if told is None:
+        return contract, f"{path} has no digest of itself in digests; save the model again"
+    if told != found:
+        return contract, (
+            f"{path} says something else than when it was written (SHA-256 {found[:16]}…, it notes {told[:16]}…); "
+            "to change what a model is, save it with another config"
+        )
+    return contract, ""
+
+
+def _refuse_garbage(path: Path, data: Mapping[str, Any]) -> None:
+    """Bound what is validated in detail, so that a bad file takes no longer than a good one to refuse."""
+    for key in ("tied", "tensors", "digests"):
+        value = data.get(key)
+        if not isinstance(value, dict) or not all(isinstance(entry, str) for entry in value.values()):
+            raise CheckpointError(f"{path}: {key} must map names to text")
+    odd = next((spec for spec in data["tensors"].values() if not _SPEC.fullmatch(spec)), None)
+    if odd is not None:
+        wanted = "a dtype and shape like 'float32[256, 64]' is wanted"
+        raise CheckpointError(f"{path}: tensors holds {odd[:80]!r}, but {wanted}")
+    values = sum(_values(value) for key, value in data.items() if key not in ("tied", "tensors"))
+    if values > _MOST_VALUES:
+        raise CheckpointError(f"{path} holds {values} values besides its tensors, at most {_MOST_VALUES} are read")
+
+
+def _values(data: Any) -> int:
+    inside = data.values() if isinstance(data, dict) else data if isinstance(data, list) else ()
+    return 1 + sum(map(_values, inside))
 
 
 def stored_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -150,14 +209,3 @@ def first_difference(have: Mapping[str, str], want: Mapping[str, str]) -> tuple[
         if have.get(name) != want.get(name):
             return name[:120], have.get(name, "nothing")[:120], want.get(name, "nothing")[:120]
     return None
-
-
-def _text_contract(tokenizer: Tokenizer | None, config: ModelConfig) -> TextContract | None:
-    if tokenizer is None:
-        return None
-    if tokenizer.vocab_size > config.vocab_size:
-        raise CheckpointError(
-            f"the tokenizer has {tokenizer.vocab_size} tokens but the model only {config.vocab_size} rows; "
-            "they do not belong together"
-        )
-    return TextContract.of(tokenizer)

@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from pellucid.checkpoints.files import once, opened
 from pellucid.errors import CheckpointError
 
-LONGEST_HEADER = 32 * 2**20
-"""Bytes of header that are read at most: room for some 300 000 tensors."""
+LONGEST_HEADER = 8 * 2**20
+"""Bytes of header that are read at most: room for some 75 000 tensors."""
 
 MOST_AXES = 8
 
@@ -52,16 +53,13 @@ class TensorSpec(NamedTuple):
 
 def read_header(path: Path) -> dict[str, TensorSpec]:
     """Shape and dtype of every tensor in the file, or a :class:`CheckpointError` saying what is wrong."""
+    with opened(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        text = _header_bytes(path, size, file.read(8), file.read)
     try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            text = _header_bytes(path, size, file.read(8), file.read)
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
-    try:
-        header = json.loads(text, object_pairs_hook=_once)
+        header = json.loads(text, object_pairs_hook=once)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} has a header that cannot be read ({error}); the file is damaged") from error
+        raise CheckpointError(f"{path} has a header that is no JSON ({str(error)[:200]}); it is damaged") from error
     if not isinstance(header, dict):
         raise CheckpointError(f"{path} has a header that is not a mapping; the file is damaged")
     header.pop("__metadata__", None)
@@ -83,15 +81,6 @@ def _header_bytes(path: Path, size: int, prefix: bytes, read: Any) -> bytes:
     if len(text) != length:
         raise CheckpointError(f"{path} became shorter while it was read; copy it again")
     return text
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise ValueError(f"{name[:80]!r} is named twice")
-        found[name] = value
-    return found
 
 
 def _entry(path: Path, name: str, entry: Any) -> tuple[TensorSpec, int, int]:

@@ -54,7 +54,11 @@ class LoadReport:
         return ", ".join(f"{number} {status}" for status, number in counts.items() if number) or "no tensors"
 
 
-class LoadError(CheckpointError):
+class MismatchError(CheckpointError):
+    """A folder could be read, but is not what its contract says."""
+
+
+class LoadError(MismatchError):
     """The tensors of a folder are not those its contract names; ``report`` has each of them."""
 
     def __init__(self, path: object, report: LoadReport) -> None:

@@ -1,19 +1,23 @@
-"""``pellucid chat``: plain turns."""
+"""``pellucid chat``: turns through the model's chat template."""
 
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from pellucid.cli import common
 
-USER, REPLY = "User: ", "Assistant: "
+STOP = "\nUser: "
+"""Ends a reply of a model without a template of its own, which goes on with the other's turn."""
+
+System = Annotated[str | None, typer.Option(help="What the model is told before the first turn.", show_default=False)]
 
 
 def chat(
     checkpoint: common.Checkpoint,
+    system: System = None,
     max_new_tokens: common.NewTokens = 200,
     temperature: common.Temperature = 0.8,
     top_k: common.TopK = None,
@@ -21,38 +25,78 @@ def chat(
     min_p: common.MinP = 0.0,
     seed: common.Seed = None,
 ) -> None:
-    """Talk with a model in plain turns.
+    """Talk with a model through its chat template, or in plain turns if it has none.
 
     /exit or the end of the input ends it. The model reads the whole transcript before each reply; when it is
     longer than the model's positions, the oldest turns are forgotten.
 
     \b
     Example:
-      pellucid chat my-model --temperature 0.7
+      pellucid chat my-model --system "Answer in one line." --temperature 0.7
     """
     from pellucid.checkpoints import load
-    from pellucid.errors import LengthError
+    from pellucid.errors import InputError, LengthError
     from pellucid.generation import GenerationParams
 
     params = GenerationParams(
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        seed=seed,
-        stop=("\n" + USER,),
+        max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed
     )
-    loaded, turns = load(checkpoint), list[str]()
+    loaded = load(checkpoint)
+    if loaded.tokenizer is None:
+        raise InputError(f"{checkpoint} has no tokenizer; a chat needs one")
+    told = _Transcript(loaded, system, params)
     while (line := _line()) is not None:
         if not line:
             continue
-        turns.append(f"{USER}{line}\n{REPLY}")
         try:
-            turns[-1] += _reply(loaded, turns, params).strip() + "\n"
+            told.reply(line)
         except LengthError as error:
             typer.echo(f"error: {error}", err=True)
-            turns.pop()
+
+
+class _Transcript:
+    """The turns so far. Each reply is drawn after all of them, rendered anew."""
+
+    def __init__(self, loaded: Any, system: str | None, params: Any) -> None:
+        from pellucid.data.chat import PLAIN, reply_end
+
+        self.loaded, self.template = loaded, loaded.chat_template or PLAIN
+        end = reply_end(loaded.tokenizer, self.template)
+        stop = (STOP,) if self.template is PLAIN else ()
+        self.params = params.model_copy(update={"stop": stop, "stop_ids": () if end is None else (end,)})
+        self.system = [] if system is None else [{"role": "system", "content": system}]
+        self.turns: list[dict[str, str]] = []
+
+    def reply(self, line: str) -> None:
+        """Speak the reply to ``line``. A line that is too long by itself is not kept, and nothing is forgotten."""
+        spoken: list[str] = []
+        for _, piece in self._pieces([*self.turns, {"role": "user", "content": line}]):
+            text = piece if any(spoken) else piece.lstrip()
+            common.say(text)
+            spoken.append(text)
+        common.say("\n")
+        self.turns.append({"role": "assistant", "content": "".join(spoken).strip()})
+
+    def _pieces(self, turns: list[dict[str, str]]) -> Any:
+        """The reply to ``turns``, which are kept but for the oldest ones that do not fit."""
+        from pellucid.data.chat import encode_chat
+        from pellucid.errors import LengthError
+        from pellucid.generation import stream
+
+        whole = len(turns)
+        while True:
+            ids = encode_chat(self.loaded.tokenizer, self.template, [*self.system, *turns])
+            try:
+                pieces = stream(self.loaded, [ids], self.params)
+                break
+            except LengthError:
+                if len(turns) == 1:
+                    raise
+                del turns[:2]
+        if len(turns) < whole:
+            typer.echo("(the oldest turn was forgotten)", err=True)
+        self.turns = turns
+        return pieces
 
 
 def _line() -> str | None:
@@ -65,26 +109,3 @@ def _line() -> str | None:
         raise typer.BadParameter(f"the input is not {error.encoding} text; convert it first") from None
     said = line.strip()
     return None if not line or said == "/exit" else said
-
-
-def _reply(loaded: Any, turns: list[str], params: Any) -> str:
-    """Speak the reply to the last turn; older turns are dropped from ``turns`` until it fits."""
-    from pellucid.errors import LengthError
-    from pellucid.generation import stream
-
-    while True:
-        try:
-            pieces = stream(loaded, ["".join(turns).rstrip(" ")], params)
-            break
-        except LengthError:
-            if len(turns) == 1:
-                raise
-            del turns[0]
-            typer.echo("(the oldest turn was forgotten)", err=True)
-    spoken: list[str] = []
-    for _, piece in pieces:
-        text = piece if any(spoken) else piece.lstrip()
-        common.say(text)
-        spoken.append(text)
-    common.say("\n")
-    return "".join(spoken)

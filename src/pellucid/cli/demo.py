@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pellucid.cli import common
+from pellucid.cli.demo_size import size_for_this_machine
 
 if TYPE_CHECKING:
     from pellucid.audits import AuditReport
@@ -30,7 +31,7 @@ PROMPTS = (
 NEW_TOKENS = 40
 
 MinutesOption = Annotated[
-    float | None, typer.Option(min=0.01, help="How long to train. Default: 3.75.", show_default=False)
+    float | None, typer.Option(min=0.01, help="How long to train. Default: 4.25.", show_default=False)
 ]
 Out = Annotated[Path, typer.Option(help="The run folder; an older demo in it is moved aside.")]
 
@@ -66,7 +67,8 @@ def _config(minutes: float | None) -> TrainConfig:
     from pellucid.training import TrainConfig
 
     mapping = read_mapping(Path(str(files("pellucid.cli") / "demo.yaml")))
-    overrides = [] if minutes is None else [f"budget.minutes={minutes}"]
+    minutes = mapping["budget"]["minutes"] if minutes is None else minutes
+    overrides = [f"budget.minutes={minutes}", *size_for_this_machine(minutes).overrides()]
     return TrainConfig.from_mapping(apply_overrides(mapping, overrides))
 
 

@@ -30,7 +30,10 @@ from pellucid.cli.chat import chat
 from pellucid.cli.demo import demo
 from pellucid.cli.draw import draw
 from pellucid.cli.generate import generate
+from pellucid.cli.runs import runs
+from pellucid.cli.show import show
 from pellucid.cli.train import train
+from pellucid.cli.verify import verify
 from pellucid.errors import InputError, StorageError, TrainingError
 
 # ClickException, which is click's own or, with newer typers, that of the copy inside typer.
@@ -39,7 +42,7 @@ assert _USAGE.__name__ == "ClickException"
 
 _STOPPED = "stopped by Ctrl-C"
 
-VERBS: tuple[Callable[..., Any], ...] = (audit, chat, demo, draw, generate, train)
+VERBS: tuple[Callable[..., Any], ...] = (audit, chat, demo, draw, generate, runs, show, train, verify)
 
 app = typer.Typer(
     name="pellucid",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -21,7 +22,10 @@ Out = Annotated[
     Path | None,
     typer.Option(help="The run folder. Default: runs/ and the config's name.", show_default=False),
 ]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on from the run's last checkpoint.")]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Want a run to go on with; its budget and bookkeeping may change.")
+]
+TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Write scalars for TensorBoard too.")]
 PrintConfig = Annotated[bool, typer.Option("--print-config", help="Print the whole configuration and stop.")]
 
 
@@ -30,12 +34,15 @@ def train(
     overrides: Overrides = None,
     out: Out = None,
     resume: Resume = False,
+    tensorboard: TensorBoard = False,
     print_config: PrintConfig = False,
     as_json: common.Json = False,
 ) -> None:
     """Train a model; Ctrl-C finishes the step, saves and stops.
 
-    Example:  pellucid train examples/small.yaml budget.steps=2000 --out runs/small
+    \b
+    Example:
+      pellucid train examples/small.yaml budget.steps=2000 --out runs/small
     """
     from pellucid.configfile import to_yaml
     from pellucid.training.config import TrainConfig
@@ -50,10 +57,13 @@ def train(
         return
 
     from pellucid.training.loop import train as run
-    from pellucid.training.monitors import console_listener
+    from pellucid.training.monitors import console_listener, told
+    from pellucid.training.tensorboard import tensorboard_listener
 
-    with console_listener() as listener:
-        result = run(wanted, folder, resume=resume, on_event=listener)
+    with ExitStack() as stack:
+        listeners = [stack.enter_context(tensorboard_listener(folder))] if tensorboard else []
+        listeners.append(stack.enter_context(console_listener()))
+        result = run(wanted, folder, resume=True if resume else None, on_event=told(listeners))
     if as_json:
         common.print_json(result.to_dict())
     else:

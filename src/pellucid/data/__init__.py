@@ -1,6 +1,7 @@
-"""Text to ``Batch``: tokenizer, corpora, packing, objectives, loader. This room knows no model."""
+"""Text to ``Batch``: tokenizer, chat templates, corpora, packing, objectives, loader. This room knows no model."""
 
 from pellucid.data.batch import IGNORED, Batch
+from pellucid.data.chat import PLAIN, ChatTemplate, encode_chat, encode_prompt
 from pellucid.data.loader import Loader
 from pellucid.data.objectives import causal
 from pellucid.data.packing import pack
@@ -10,13 +11,17 @@ from pellucid.data.tokenizer import Tokenizer
 
 __all__ = [
     "IGNORED",
+    "PLAIN",
     "Batch",
+    "ChatTemplate",
     "Corpus",
     "Document",
     "Loader",
     "TokenStore",
     "Tokenizer",
     "causal",
+    "encode_chat",
+    "encode_prompt",
     "open_corpus",
     "pack",
     "split_of",

@@ -194,11 +194,18 @@ def _cell(value: Any, where: str, text_field: str) -> str:
 
 def _whole(text: str, where: str) -> str:
     """``text`` that UTF-8 can write: JSON can spell half a character."""
+    if (at := surrogate_at(text)) is not None:
+        raise DataError(f"{where}: {lone_surrogate(text, at)}")
+    return text
+
+
+def surrogate_at(text: str) -> int | None:
+    """Where ``text`` first holds half a character; None where UTF-8 can write all of it."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise DataError(f"{where}: {lone_surrogate(text, error.start)}") from error
-    return text
+        return error.start
+    return None
 
 
 def lone_surrogate(text: str, at: int) -> str:

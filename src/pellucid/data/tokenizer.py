@@ -61,6 +61,8 @@ class Tokenizer:
             next((specials[name] for name in names if name in specials), None)
             for names in (_BEGIN_NAMES, _END_NAMES, _PAD_NAMES)
         )
+        self.specials: dict[str, int] = specials
+        """The spelling of every special token, and its id."""
         self._control = {id_ for id_ in (self.bos_id, self.eos_id, self.pad_id) if id_ is not None}
         self._byte_level = isinstance(backend.decoder, decoders.ByteLevel)
         ours = json.loads(pre_tokenizers.ByteLevel(add_prefix_space=False).__getstate__())
@@ -108,10 +110,9 @@ class Tokenizer:
         return self.as_document(self.encode(text))
 
     def as_document(self, ids: Sequence[int]) -> list[int]:
-        """Already encoded ``ids`` between begin and end: the one place that adds them."""
-        begin = [] if self.bos_id is None else [self.bos_id]
+        """Already encoded ``ids`` between begin and end: the one place that adds the end."""
         end = [] if self.eos_id is None else [self.eos_id]
-        return [*begin, *ids, *end]
+        return [*with_begin(self.bos_id, ids), *end]
 
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
         """:meth:`encode` for many texts, on all cores; long texts are shared out too."""
@@ -241,6 +242,13 @@ class Tokenizer:
     def __repr__(self) -> str:
         special = f"bos_id={self.bos_id}, eos_id={self.eos_id}, pad_id={self.pad_id}"
         return f"Tokenizer(vocab_size={self.vocab_size}, {special})"
+
+
+def with_begin(bos_id: int | None, ids: Sequence[int]) -> list[int]:
+    """``ids`` that start with the begin token, if there is one: the one place that puts it there, never twice."""
+    if bos_id is None or (ids and ids[0] == bos_id):
+        return list(ids)
+    return [bos_id, *ids]
 
 
 def _checked(text: str) -> str:

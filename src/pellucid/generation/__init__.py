@@ -5,9 +5,10 @@
 ``generate, stream``       the same on texts, for anything with ``.model`` and ``.tokenizer``
 """
 
+from pellucid.data.chat import encode_prompt
 from pellucid.generation.decode import StepResult, decode, generate_ids
 from pellucid.generation.params import GenerationParams
-from pellucid.generation.text import Completion, TextStream, encode_prompt, generate, stream
+from pellucid.generation.text import Completion, TextStream, generate, stream
 
 __all__ = [
     "Completion",

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import nn
 
+from pellucid.data.chat import encode_prompt
 from pellucid.errors import InputError
 from pellucid.generation.decode import FinishReason, StepResult, decode
 from pellucid.generation.params import GenerationParams
@@ -117,21 +118,19 @@ class TextStream:
         return max(lengths, default=0)
 
 
-def encode_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Ids of a prompt. The one place where BOS is put before it."""
-    ids = list(tokenizer.encode(text))
-    return ids if tokenizer.bos_id is None else [tokenizer.bos_id, *ids]
+Prompt = str | Sequence[int]
+"""A text, or the ids of one (from ``data.encode_chat``, say), which are taken as they are."""
 
 
 def generate(
     checkpoint: Speaker,
-    prompts: Sequence[str],
+    prompts: Sequence[Prompt],
     params: GenerationParams | Sequence[GenerationParams] | None = None,
     *,
     use_cache: bool = True,
     **fields: Any,
 ) -> list[Completion]:
-    """Complete each text. ``fields`` are those of :class:`GenerationParams`, in place of ``params``.
+    """Complete each prompt. ``fields`` are those of :class:`GenerationParams`, in place of ``params``.
 
     The tokenizer's end-of-text token ends a row. Rows with one seed draw alike: for several different
     completions of one prompt, give each its own ``params``.
@@ -144,7 +143,7 @@ def generate(
 
 def stream(
     checkpoint: Speaker,
-    prompts: Sequence[str],
+    prompts: Sequence[Prompt],
     params: GenerationParams | Sequence[GenerationParams] | None = None,
     *,
     use_cache: bool = True,
@@ -160,7 +159,7 @@ class _Run:
     def __init__(
         self,
         checkpoint: Speaker,
-        prompts: Sequence[str],
+        prompts: Sequence[Prompt],
         params: GenerationParams | Sequence[GenerationParams] | None,
         use_cache: bool,
         fields: dict[str, Any],
@@ -179,7 +178,7 @@ class _Run:
         self._fresh: list[Piece] = []
         self._steps = decode(
             checkpoint.model,
-            [encode_prompt(self.tokenizer, prompt) for prompt in prompts],
+            [encode_prompt(self.tokenizer, p) if isinstance(p, str) else list(p) for p in prompts],
             self.params,
             use_cache=use_cache,
             vocab_size=min(self.tokenizer.vocab_size, int(checkpoint.model.config.vocab_size)),  # type: ignore[union-attr, arg-type]

@@ -154,8 +154,8 @@ class ModelConfig(Config):
     def _parts_fit(self) -> ModelConfig:
         if self.norm_placement == "post" and (self.residual_init != "scaled" or self.initializer_range is not None):
             raise ValueError(
-                "norm_placement 'post' starts from Xavier's scale; residual_init and initializer_range belong to 'pre': "
-                "leave them out"
+                "norm_placement 'post' starts from Xavier's scale; residual_init and initializer_range belong to "
+                "'pre': leave them out"
             )
         if isinstance(self.position, Rope) and self.attention.head_dim % 2:
             raise ValueError(

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from pellucid.data.batch import Batch
 from pellucid.errors import InputError
 from pellucid.models.config import ModelConfig
-from pellucid.nn.cache import ContiguousCache, LayerCache
+from pellucid.nn.cache import ContiguousCache
 from pellucid.nn.embed import silenced
 from pellucid.nn.losses import Loss, linear_cross_entropy
 from pellucid.nn.positions import LearnedPositions
@@ -69,7 +69,10 @@ class Decoder(nn.Module):
         x_BTD = self.positions(self.embed_tokens(batch.tokens), queries)
         x_BTD = self.embedding_dropout(silenced(x_BTD, queries))
         for index, block in enumerate(self.layers):
-            x_BTD = self._run(block, x_BTD, queries, keys, cache.layers[index] if cache else None)
+            if self.gradient_checkpointing and self.training and cache is None:
+                x_BTD = checkpoint(block, x_BTD, queries, keys, use_reentrant=False)
+            else:
+                x_BTD = block(x_BTD, queries, keys, cache.layers[index] if cache else None)
         x_BTD = self.norm(x_BTD)
         if cache is not None:
             cache.commit()
@@ -125,14 +128,6 @@ class Decoder(nn.Module):
     def _place(self, batch: Batch, cache: ContiguousCache | None) -> tuple[Coordinates, Coordinates]:
         chunk = batch.coordinates()
         return (chunk, chunk) if cache is None else cache.place(chunk, self.rules)
-
-    def _run(
-        self, block: nn.Module, x_BTD: Tensor, queries: Coordinates, keys: Coordinates, cache: LayerCache | None
-    ) -> Tensor:
-        if self.gradient_checkpointing and self.training and cache is None:
-            result: Tensor = checkpoint(block, x_BTD, queries, keys, use_reentrant=False)
-            return result
-        return block(x_BTD, queries, keys, cache)
 
     @staticmethod
     def _check(batch: Batch, want: str) -> None:

@@ -140,14 +140,15 @@ def _chunk(
     if softcap is not None:
         bent = torch.tanh(logits / softcap)
         logits = bent * softcap
-    log_total = torch.logsumexp(logits, -1, keepdim=True)
+    logits -= logits.amax(-1, keepdim=True)
     at_target = logits.gather(-1, target[:, None])
-    loss = (log_total - at_target).sum() * (1 - smoothing)
-    if smoothing:
-        loss = loss + smoothing * (log_total[:, 0] - logits.mean(-1)).sum()
+    mean = logits.mean(-1, keepdim=True) if smoothing else at_target
+    exponentials = logits.exp_()
+    sums = exponentials.sum(-1, keepdim=True)
+    loss = (sums.log() - (1 - smoothing) * at_target - smoothing * mean).sum()
     if not with_gradient:
         return loss, None
-    gradient = torch.exp(logits - log_total)
+    gradient = exponentials.div_(sums)
     if smoothing:
         gradient -= smoothing / logits.shape[-1]
     gradient.scatter_add_(-1, target[:, None], torch.full_like(at_target, smoothing - 1))

@@ -6,7 +6,8 @@
 """
 
 from pellucid.training.config import TrainConfig
-from pellucid.training.loop import TrainResult, train
+from pellucid.training.loop import train
+from pellucid.training.result import TrainResult
 from pellucid.training.step import NotFiniteError
 from pellucid.training.validation import Validation, bits_per_byte
 

@@ -21,6 +21,22 @@ class Prepared:
 
 
 @dataclass(frozen=True)
+class Resumed:
+    """The run goes on after ``step``, as if it had never stopped; 0: it had not come to a first checkpoint."""
+
+    run: Path
+    step: int
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The run had come to its end before; nothing is left to do."""
+
+    run: Path
+    step: int
+
+
+@dataclass(frozen=True)
 class Stepped:
     """One step is done. ``tokens`` are predictions that were learnt from, padding and borders left out."""
 
@@ -53,6 +69,8 @@ class Validated:
 
     step: int
     bits_per_byte: float
+    nats: float
+    """Over all tokens."""
     nats_per_token: float
     tokens: int
     bytes: int
@@ -77,5 +95,5 @@ class Interrupted:
     signal: str
 
 
-Event = Prepared | Stepped | Validated | Saved | Interrupted
+Event = Prepared | Resumed | Finished | Stepped | Validated | Saved | Interrupted
 Listener = Callable[[Event], None]

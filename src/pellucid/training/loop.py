@@ -3,90 +3,89 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
 
 from pellucid.data.text import Document
 from pellucid.errors import CheckpointError, StorageError
+from pellucid.training import state
 from pellucid.training.config import TrainConfig
-from pellucid.training.events import Event, Interrupted, Listener, Prepared, Saved, Stepped, Validated
+from pellucid.training.events import (
+    Finished,
+    Interrupted,
+    Listener,
+    Prepared,
+    Resumed,
+    Saved,
+    Stepped,
+    Validated,
+)
 from pellucid.training.interrupts import Interrupts
-from pellucid.training.monitors import Metrics
+from pellucid.training.monitors import Metrics, told
 from pellucid.training.prepare import Parts, prepare, settled
+from pellucid.training.result import TrainResult
 from pellucid.training.run_folder import RunFolder, step_name
 from pellucid.training.schedule import multiplier, progress
 from pellucid.training.step import StepResult, Where, train_step
 from pellucid.training.validation import Validation, bits_per_byte
 
 
-@dataclass(frozen=True)
-class TrainResult:
-    """What a run came to."""
-
-    run: Path
-    checkpoint: Path
-    steps: int
-    tokens: int
-    """Predictions that were learnt from."""
-    tokens_per_second: float
-    """While stepping: validation and saving left out."""
-    validation: Validation | None
-    """Over all held-out documents; None when the run was interrupted."""
-    interrupted: bool
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain data."""
-        found = self.validation
-        return {
-            "run": str(self.run),
-            "checkpoint": str(self.checkpoint),
-            "steps": self.steps,
-            "tokens_trained": self.tokens,
-            "train_tokens_per_second": self.tokens_per_second,
-            "heldout_bits_per_byte": None if found is None else found.bits_per_byte,
-            "heldout_bytes": None if found is None else found.bytes,
-            "heldout_documents": None if found is None else found.documents,
-            "interrupted": self.interrupted,
-        }
-
-    def __str__(self) -> str:
-        end = "interrupted" if self.validation is None else f"{self.validation.bits_per_byte:.4f} bits/byte held out"
-        return (
-            f"{self.checkpoint}: {self.steps:,} steps, {self.tokens:,} tokens, "
-            f"{self.tokens_per_second:,.0f} tokens/s, {end}"
-        )
-
-
 def train(
-    config: TrainConfig, run_folder: str | Path, *, resume: bool = False, on_event: Listener | None = None
+    config: TrainConfig, run_folder: str | Path, *, resume: bool | None = None, on_event: Listener | None = None
 ) -> TrainResult:
     """Train the model that ``config`` describes and keep everything in ``run_folder``.
 
-    A folder that holds something is refused, unless ``resume`` says to go on from its last checkpoint. Ctrl-C
-    finishes the step, saves and returns. ``on_event`` is told what happens (see ``training.events``).
+    A folder that holds a run of the same ``config`` goes on from its last checkpoint, as if it had never stopped;
+    one that is finished says so, and nothing is done. ``resume=True`` wants a run there, and lets its budget and
+    bookkeeping change; ``False`` wants an empty folder. Anything else that is there is refused. Ctrl-C and SIGTERM
+    finish the step, save and return. ``on_event`` is told what happens (see ``training.events``).
 
     Raises:
         InputError: something in the config, the data or on the disk cannot be used; nothing was trained.
         TrainingError: the run must not go on; the message names the last good checkpoint.
         StorageError: the disk took no more; likewise.
     """
-    if resume:
-        run, config = RunFolder.reopen(run_folder, config)
+    goes_on = (Path(run_folder) / "config.yaml").is_file() if resume is None else resume
+    if goes_on:
+        run, config = RunFolder.reopen(run_folder, config, exactly=resume is None)
     else:
         config = settled(config)
         run = RunFolder.create(run_folder, config)
+    listener = told([on_event] if on_event else [])
     try:
-        parts = prepare(config, run, resume_from=run if resume else None)
+        return _finished(run, config, listener) or _train(config, run, goes_on, listener)
+    finally:
+        run.close()
+
+
+def _finished(run: RunFolder, config: TrainConfig, tell: Listener) -> TrainResult | None:
+    """The result of a run that has come to its end; None where something is left to do, or to do in another way."""
+    last = run.pointed("last")
+    if last is None:
+        return None
+    counters = state.read_counters(last / state.FOLDER)
+    validation = Metrics(run.metrics).final(counters.step)
+    longer = "budget" in run.changed and progress(config.budget, counters.step, counters.minutes) < 1
+    if validation is None or longer or "validation" in run.changed:
+        return None
+    tell(Finished(run.path, counters.step))
+    return TrainResult.of(run.path, last, counters, validation)
+
+
+def _train(config: TrainConfig, run: RunFolder, goes_on: bool, tell: Listener) -> TrainResult:
+    try:
+        parts = prepare(config, run, resume_from=run if goes_on else None)
     except BaseException:
-        run.leave_nothing()
+        if not goes_on:
+            run.leave_nothing()
         raise
     metrics = Metrics(run.metrics)
     metrics.truncate(parts.counters.step)
+    if goes_on:
+        tell(Resumed(run.path, parts.counters.step))
     with Interrupts() as interrupts:
-        return _Loop(config, run, parts, interrupts, [metrics, *([on_event] if on_event else [])]).go()
+        return _Loop(config, run, parts, interrupts, told([metrics, tell])).go()
 
 
 class _Loop:
@@ -98,10 +97,10 @@ class _Loop:
         run: RunFolder,
         parts: Parts,
         interrupts: Interrupts,
-        listeners: Sequence[Listener],
+        tell: Listener,
     ) -> None:
         self.config, self.run, self.parts, self.counters = config, run, parts, parts.counters
-        self.interrupts, self.listeners = interrupts, listeners
+        self.interrupts, self.tell = interrupts, tell
         self.last = run.pointed("last")
         self.began = time.monotonic() - 60 * parts.counters.minutes
 
@@ -117,7 +116,8 @@ class _Loop:
             self.tell(Interrupted(self.interrupts.asked.name))
         checkpoint = self.save()
         validation = self.validate(self.parts.heldout.documents("heldout"), final=True)
-        return self.result(checkpoint, validation)
+        interrupted = self.interrupts.asked is not None
+        return TrainResult.of(self.run.path, checkpoint, self.counters, validation, interrupted=interrupted)
 
     # ---- what is done
 
@@ -166,6 +166,7 @@ class _Loop:
             Validated(
                 step=counters.step,
                 bits_per_byte=found.bits_per_byte,
+                nats=found.nats,
                 nats_per_token=found.nats / found.tokens,
                 tokens=found.tokens,
                 bytes=found.bytes,
@@ -218,10 +219,6 @@ class _Loop:
 
     # ---- what is told
 
-    def tell(self, event: Event) -> None:
-        for listener in self.listeners:
-            listener(event)
-
     def tell_prepared(self) -> None:
         loader, model = self.parts.loader, self.parts.model
         parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -241,17 +238,4 @@ class _Loop:
                 progress=self.progress,
                 minutes=self.minutes,
             )
-        )
-
-    def result(self, checkpoint: Path, validation: Validation | None) -> TrainResult:
-        counters = self.counters
-        speed = counters.tokens / counters.training_seconds if counters.training_seconds else 0.0
-        return TrainResult(
-            run=self.run.path,
-            checkpoint=checkpoint,
-            steps=counters.step,
-            tokens=counters.tokens,
-            tokens_per_second=speed,
-            validation=validation,
-            interrupted=self.interrupts.asked is not None,
         )

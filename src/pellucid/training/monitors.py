@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -16,9 +16,21 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from pellucid.errors import StorageError
 from pellucid.records import number
-from pellucid.training.events import Event, Interrupted, Listener, Prepared, Saved, Stepped, Validated
+from pellucid.training.events import (
+    Event,
+    Finished,
+    Interrupted,
+    Listener,
+    Prepared,
+    Resumed,
+    Saved,
+    Stepped,
+    Validated,
+)
+from pellucid.training.validation import Validation
 
 _SECONDS_BETWEEN_LINES = 10.0
+_LONGEST_LINE = 1 << 16
 
 
 class Metrics:
@@ -53,10 +65,49 @@ class Metrics:
         kept = 0
         with open(self.path, "rb+") as file:
             for line in file:
-                if not line.endswith(b"\n") or json.loads(line)["step"] > step:
+                record = _record(line)
+                if record is None or record["step"] > step:
                     break
                 kept += len(line)
             file.truncate(kept)
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """The lines as they were written, up to one that was cut off."""
+        try:
+            with open(self.path, "rb") as file:
+                while (record := _record(file.readline(_LONGEST_LINE))) is not None:
+                    yield record
+        except FileNotFoundError:
+            return
+
+    def final(self, step: int) -> Validation | None:
+        """What the validation at the end found, if the log says that the run ended with ``step``."""
+        found = None
+        for line in self.records():
+            if line["kind"] == "validation" and line["step"] == step and line.get("final") and "nats" in line:
+                found = Validation(line["nats"], line["tokens"], line["bytes"], line["documents"])
+        return found
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    """What a whole line of the log says."""
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) and {"kind", "step"} <= set(record) else None
+
+
+def told(listeners: Sequence[Listener]) -> Listener:
+    """One listener that tells all of them."""
+
+    def tell(event: Event) -> None:
+        for listener in listeners:
+            listener(event)
+
+    return tell
 
 
 @contextmanager
@@ -94,6 +145,11 @@ def describe(event: Event, speed: float = 0.0) -> str:
             return f"step {event.step}  {event.bits_per_byte:.4f} bits/byte on {what} held-out documents{best}"
         case Saved():
             return f"step {event.step}  saved {event.path}"
+        case Resumed():
+            where = f"after step {event.step}" if event.step else "from its start: it had saved nothing yet"
+            return f"the run in {event.run} goes on {where}"
+        case Finished():
+            return f"the run in {event.run} is finished with step {event.step}: nothing is left to do"
         case Interrupted():
             return f"{event.signal}: finishing the step and saving; once more to stop at once"
 

@@ -21,7 +21,7 @@ from pellucid.training.allocator import keep_pages
 from pellucid.training.config import TrainConfig
 from pellucid.training.optim import Optimizers, make_optimizers
 from pellucid.training.precision import fastest
-from pellucid.training.run_folder import RunFolder
+from pellucid.training.run_folder import RunFolder, same_step
 
 _OPTIMIZER_SHARE = 2  # AdamW remembers two numbers for each weight
 
@@ -65,9 +65,17 @@ def prepare(config: TrainConfig, run: RunFolder, resume_from: RunFolder | None =
     counters = state.Counters()
     if last is not None:
         counters = go_on(last, model, loader, optimizers)
+    data = {"train": train.digest(), "heldout": heldout.digest(), "tokens": loader.store.digest()}
+    if last is not None:
+        _refuse_other_heldout(run, data["heldout"])
+        if counters.best_step == counters.step:
+            run.mark_best(last)  # a kill may have come between the two
+        run.prune(config.keep)
     run.describe_environment(
+        counters.step,
         seed=config.seed,
-        data={"train": train.digest(), "heldout": heldout.digest(), "tokens": loader.store.digest()},
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        data=data,
         tokenizer=tokenizer.digest(),
     )
     return Parts(train, heldout, sample, tokenizer, loader, model, optimizers, counters)
@@ -87,6 +95,7 @@ def go_on(last: Path, model: Decoder, loader: Loader, optimizers: Optimizers) ->
     stored = store.load(last, check="digests").model
     model.load_state_dict(stored.state_dict())  # a copy: mapped memory lies otherwise, and might round otherwise
     counters = state.load_state(last / state.FOLDER, optimizers)
+    same_step(last, counters)
     loader.load_state_dict(counters.loader)
     return counters
 
@@ -125,6 +134,15 @@ def make_tokenizer(config: TrainConfig, train: Corpus) -> Tokenizer:
         return Tokenizer.load(config.data.tokenizer)
     size = config.data.vocab_size or config.model.vocab_size
     return Tokenizer.train((document.text for document in train.documents("train")), vocab_size=size)
+
+
+def _refuse_other_heldout(run: RunFolder, digest: str) -> None:
+    before = run.environment().get("data", {}).get("heldout", digest)
+    if before != digest:
+        raise ConfigError(
+            f"the held-out documents are not those of the run in {run.path} (SHA-256 {digest[:16]}…, they had "
+            f"{str(before)[:16]}…), and its best step could not be told; put them back, or start a new run"
+        )
 
 
 def _check_fit(config: TrainConfig, tokenizer: Tokenizer) -> None:

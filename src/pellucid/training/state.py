@@ -6,6 +6,7 @@ remember, random generators) and ``state.json`` (counters, the loader's cursor).
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 from collections.abc import Mapping
@@ -24,7 +25,7 @@ from pellucid.errors import CheckpointError
 from pellucid.training.optim import Optimizers
 
 FOLDER = "training"
-_TENSORS, _COUNTERS, _VERSION = "state.safetensors", "state.json", 1
+_TENSORS, _COUNTERS, _VERSION = "state.safetensors", "state.json", 2
 _LARGEST = 16 * 2**20
 
 
@@ -51,13 +52,14 @@ def save_state(folder: Path, counters: Counters, optimizers: Optimizers) -> None
         safetensors.torch.save_file(held, folder / _TENSORS)
     except SafetensorError as error:
         raise OSError(str(error)) from error
-    text = json.dumps({"schema_version": _VERSION, **asdict(counters)}, indent=2)
+    digest = _digest(folder / _TENSORS)
+    text = json.dumps({"schema_version": _VERSION, "tensors_sha256": digest, **asdict(counters)}, indent=2)
     (folder / _COUNTERS).write_text(text + "\n", encoding="utf-8")
 
 
 def load_state(folder: Path, optimizers: Optimizers) -> Counters:
     """Give optimizers and random generators back what :func:`save_state` kept; returns the counters."""
-    counters = _read_counters(folder / _COUNTERS)
+    counters = read_counters(folder)
     path = folder / _TENSORS
     read_header(path)
     tensors = safetensors.torch.load_file(path)
@@ -112,7 +114,27 @@ def set_random_state(state: Mapping[str, Tensor], source: Path) -> None:
         raise CheckpointError(f"{source} holds no usable state of the random generators: {error}") from error
 
 
-def _read_counters(path: Path) -> Counters:
+def read_counters(folder: Path) -> Counters:
+    """Where the run was; refused if the tensors beside are not those that were saved with it."""
+    data = _read(folder / _COUNTERS)
+    told, found = data.pop("tensors_sha256"), _digest(folder / _TENSORS)
+    if told != found:
+        raise CheckpointError(
+            f"{folder / _TENSORS} has SHA-256 {found[:16]}…, {_COUNTERS} says {str(told)[:16]}…; "
+            "it was changed or damaged"
+        )
+    return Counters(**data)
+
+
+def _digest(path: Path) -> str:
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _read(path: Path) -> dict[str, Any]:
     try:
         with open(path, "rb") as file:
             content = file.read(_LARGEST + 1)
@@ -122,7 +144,7 @@ def _read_counters(path: Path) -> Counters:
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
     version = data.pop("schema_version", None) if isinstance(data, dict) else None
-    wanted = {f.name for f in fields(Counters)}
+    wanted = {"tensors_sha256", *(f.name for f in fields(Counters))}
     if version != _VERSION or set(data) != wanted:
         raise CheckpointError(
             f"{path} is not a training state of version {_VERSION}; it was written by another version"
@@ -132,4 +154,4 @@ def _read_counters(path: Path) -> Counters:
         raise CheckpointError(f"{path} holds counters {numbers}, which are not counts")
     if not isinstance(data["loader"], dict):
         raise CheckpointError(f"{path} holds no cursor of the loader")
-    return Counters(**data)
+    return data

@@ -10,6 +10,7 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 from pellucid.errors import UnsupportedError
 from pellucid.nn.backends import sdpa
@@ -66,7 +67,8 @@ def attend(call: Call) -> Tensor:
             queries=queries,
             keys=keys,
         )
-        outs.append(sdpa.attend(part).squeeze(0))
+        prepared = sdpa.prepare(part)
+        outs.append(prepared.finish(scaled_dot_product_attention(**prepared.arguments)).squeeze(0))
     return torch.cat(outs).unflatten(0, call.q.shape[:2])
 
 

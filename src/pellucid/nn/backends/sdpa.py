@@ -6,6 +6,9 @@ document in each row, attending to itself. Everything else gets the mask.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -27,47 +30,53 @@ def refusal(call: Call) -> str | None:
 
 def attend(call: Call) -> Tensor:
     """As the reference, by torch's fused kernels."""
+    prepared = prepare(call)
+    return prepared.finish(scaled_dot_product_attention(**prepared.arguments))
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """One call of the kernel: its arguments, and what has to be put right in its answer."""
+
+    call: Call
+    arguments: dict[str, Any]
+    folded: bool
+    seeing_BT: Tensor | None
+    bad_BS: Tensor | None
+
+    def finish(self, out: Tensor) -> Tensor:
+        """The kernel's answer as ``[B, T, N, U]``: blind queries exactly 0, NaN where a visible key was NaN."""
+        out_BTNU = out.flatten(1, 2).unsqueeze(1) if self.folded else out.transpose(1, 2)
+        if self.seeing_BT is not None:
+            zero = torch.zeros((), dtype=out.dtype, device=out.device)
+            out_BTNU = torch.where(self.seeing_BT[:, :, None, None], out_BTNU, zero)
+        if self.bad_BS is None:
+            return out_BTNU
+        return made_loud(out_BTNU, self.bad_BS, self.call.rule.mask(self.call.queries, self.call.keys))
+
+
+def prepare(call: Call) -> Prepared:
+    """What the kernel has to be asked."""
     why = refusal(call)
     if why:
         raise UnsupportedError(f"{why}; use backend='reference' or 'auto'")
     k, v, bad_BS = made_finite(call.k, call.v)
     shortcut = None if call.bias is not None else _shortcut(call.rule, call.queries, call.keys)
-    if shortcut is None:
-        mask, seeing_BT = _safe_mask(call)
-    else:
-        mask, seeing_BT = None, None
-    out = _kernel(call, k, v, mask, is_causal=shortcut == "causal")
-    if seeing_BT is not None:
-        out = torch.where(seeing_BT[:, :, None, None], out, torch.zeros((), dtype=out.dtype, device=out.device))
-    if bad_BS is None:
-        return out
-    return made_loud(out, bad_BS, call.rule.mask(call.queries, call.keys))
-
-
-def _kernel(call: Call, k: Tensor, v: Tensor, mask: Tensor | None, *, is_causal: bool) -> Tensor:
-    q = call.q
-    heads, kv_heads = q.shape[2], k.shape[2]
-    if q.shape[1] == 1 and mask is None and kv_heads < heads:
-        # One new token: the query heads of a group are rows over the same keys, and no key is copied.
-        folded = scaled_dot_product_attention(
-            q[:, 0].unflatten(1, (kv_heads, -1)),
-            k.transpose(1, 2),
-            v.transpose(1, 2),
-            dropout_p=call.dropout,
-            scale=call.factor,
-        )
-        return folded.flatten(1, 2).unsqueeze(1)
-    out_BNTU = scaled_dot_product_attention(
-        q.transpose(1, 2),
-        k.transpose(1, 2),
-        v.transpose(1, 2),
-        attn_mask=mask,
-        dropout_p=call.dropout,
-        is_causal=is_causal,
-        scale=call.factor,
-        enable_gqa=kv_heads < heads,
-    )
-    return out_BNTU.transpose(1, 2)
+    mask, seeing_BT = _safe_mask(call) if shortcut is None else (None, None)
+    heads, kv_heads = call.q.shape[2], k.shape[2]
+    # One new token: the query heads of a group are rows over the same keys, and no key is copied.
+    folded = call.q.shape[1] == 1 and mask is None and kv_heads < heads
+    arguments = {
+        "query": call.q[:, 0].unflatten(1, (kv_heads, -1)) if folded else call.q.transpose(1, 2),
+        "key": k.transpose(1, 2),
+        "value": v.transpose(1, 2),
+        "attn_mask": mask,
+        "dropout_p": call.dropout,
+        "is_causal": shortcut == "causal",
+        "scale": call.factor,
+        "enable_gqa": kv_heads < heads and not folded,
+    }
+    return Prepared(call, arguments, folded, seeing_BT, bad_BS)
 
 
 def _shortcut(rule: Rule, queries: Coordinates, keys: Coordinates) -> str | None:

@@ -1,0 +1,162 @@
+"""The weights of a folder: one file, or several with an index that says which tensor lies where.
+
+The index is the one Hugging Face writes. It comes from outside like everything else: it may name only files of
+the folder itself, and each tensor must lie in the one file that the index gives for it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from pellucid.checkpoints.files import read_json
+from pellucid.checkpoints.header import TensorSpec, read_header
+from pellucid.errors import CheckpointError
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+_LARGEST_INDEX = 8 * 2**20
+_MOST_SHARDS = 1000
+_SHARD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,150}\.safetensors")
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What the headers say: each tensor's shape and dtype, and its file."""
+
+    header: Mapping[str, TensorSpec]
+    places: Mapping[str, Path]
+    files: tuple[Path, ...]
+    """All files of the weights, the index first."""
+
+    @contextmanager
+    def opened(self) -> Iterator[Reader]:
+        """A reader of single tensors, each mapped from its file and private to whoever asked."""
+        with ExitStack() as stack:
+            yield Reader(self, stack)
+
+
+class Reader:
+    """``reader(name)`` is that tensor on the CPU; a file is opened when it is first needed."""
+
+    def __init__(self, weights: Weights, stack: ExitStack) -> None:
+        self._weights = weights
+        self._stack = stack
+        self._open: dict[Path, safe_open] = {}
+
+    def __call__(self, name: str) -> Tensor:
+        path = self._weights.places[name]
+        try:
+            if path not in self._open:
+                self._open[path] = self._stack.enter_context(safe_open(path, framework="pt"))
+            tensor: Tensor = self._open[path].get_tensor(name)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"cannot read {path}: {error}") from error
+        return tensor
+
+
+def write_weights(folder: Path, tensors: Mapping[str, Tensor], most: int | None = None) -> list[str]:
+    """Write ``tensors`` into ``folder``; returns the names of the files.
+
+    With ``most`` bytes a file, they are spread over as few as their order allows, with an index; a larger tensor
+    gets a file of its own.
+    """
+    if most is not None and most < 1:
+        raise CheckpointError(f"max_shard_bytes is {most}, but must be at least 1; leave it out for a single file")
+    shards = [dict(tensors)] if most is None else _shared_out(tensors, most)
+    if len(shards) == 1:
+        _write(folder / SINGLE, shards[0])
+        return [SINGLE]
+    if len(shards) > _MOST_SHARDS:
+        raise CheckpointError(f"max_shard_bytes {most} gives {len(shards)} files, at most {_MOST_SHARDS}; raise it")
+    names = [f"model-{number:05}-of-{len(shards):05}.safetensors" for number in range(1, len(shards) + 1)]
+    for name, shard in zip(names, shards, strict=True):
+        _write(folder / name, shard)
+    index = {
+        "metadata": {"total_size": sum(tensor.nbytes for tensor in tensors.values())},
+        "weight_map": {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard},
+    }
+    (folder / INDEX).write_text(json.dumps(index, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return [INDEX, *names]
+
+
+def read_weights(folder: Path) -> Weights:
+    """The checked headers of a folder's weights, whether in one file or in several."""
+    single, index = folder / SINGLE, folder / INDEX
+    if not (index.exists() or index.is_symlink()):
+        _refuse_others(folder, [single], "which is no part of its weights")
+        header = read_header(single)
+        return Weights(header, dict.fromkeys(header, single), (single,))
+    places = _read_index(index)
+    files = [folder / name for name in dict.fromkeys(places.values())]
+    _refuse_others(folder, files, f"which {INDEX} does not name")
+    headers = {path: read_header(path) for path in files}
+    _compare(index, places, headers)
+    header = {name: headers[folder / file][name] for name, file in places.items()}
+    return Weights(header, {name: folder / file for name, file in places.items()}, (index, *files))
+
+
+def _shared_out(tensors: Mapping[str, Tensor], most: int) -> list[dict[str, Tensor]]:
+    shards: list[dict[str, Tensor]] = [{}]
+    room = most
+    for name, tensor in tensors.items():
+        if tensor.nbytes > room and shards[-1]:
+            shards.append({})
+            room = most
+        shards[-1][name] = tensor
+        room -= tensor.nbytes
+    return shards
+
+
+def _write(path: Path, tensors: dict[str, Tensor]) -> None:
+    try:
+        save_file(tensors, path, metadata={"format": "pt"})
+    except SafetensorError as error:  # the disk's words, in another wrapping
+        raise OSError(str(error)) from error
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    """Tensor names and the names of their files, each of which can only lie in the folder of the index."""
+    data = read_json(path, _LARGEST_INDEX)
+    places = data.get("weight_map")
+    if not isinstance(places, dict) or not places or set(data) - {"metadata", "weight_map"}:
+        raise CheckpointError(f"{path} is not an index: it needs a weight_map from tensors to files, and nothing else")
+    for name in dict.fromkeys(map(_text, places.values())):
+        if not _SHARD.fullmatch(name):
+            raise CheckpointError(
+                f"{path} names the file {name[:80]!r}; an index may only name .safetensors files of its own folder"
+            )
+    if len(set(places.values())) > _MOST_SHARDS:
+        raise CheckpointError(f"{path} names {len(set(places.values()))} files; at most {_MOST_SHARDS} are read")
+    return places
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else repr(value)
+
+
+def _refuse_others(folder: Path, files: list[Path], why: str) -> None:
+    """Weights that lie beside those that are read would be passed over in silence."""
+    others = sorted({*folder.glob("model*.safetensors"), *folder.glob("model*.index.json")} - {*files, folder / INDEX})
+    if others:
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        raise CheckpointError(f"{folder} also holds {others[0].name}{more}, {why}; take it away")
+
+
+def _compare(index: Path, places: Mapping[str, str], headers: Mapping[Path, Mapping[str, TensorSpec]]) -> None:
+    """Each tensor lies in the file that the index gives, in no other, and nothing else does."""
+    for name, file in places.items():
+        if name not in headers[index.parent / file]:
+            raise CheckpointError(f"{index} places tensor {name[:80]!r} in {file}, which does not hold it")
+    for path, header in headers.items():
+        for name in header:
+            if places.get(name) != path.name:
+                told = f"places it in {places[name]}" if name in places else "does not name it"
+                raise CheckpointError(f"{path} holds tensor {name[:80]!r}, but {index.name} {told}")

@@ -1,0 +1,51 @@
+"""``pellucid verify``."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pellucid.cli import common
+
+if TYPE_CHECKING:
+    from pellucid.checkpoints.folder import Check
+
+Level = Annotated[
+    str,
+    typer.Option(
+        help="headers (names, shapes, types), digests (also every byte) or witness (also what the weights give)."
+    ),
+]
+
+
+def verify(checkpoint: common.Checkpoint, level: Level = "witness", as_json: common.Json = False) -> None:
+    """Prove that a checkpoint still is what was saved.
+
+    Exits with 1 when it is not what its contract says, and with 2 when it cannot be read.
+
+    \b
+    Example:
+      pellucid verify my-model --level digests
+    """
+    from pellucid.checkpoints import verify as ask
+    from pellucid.reports import show
+
+    found = ask(checkpoint, _level(level))
+    if as_json:
+        common.print_json(found.to_dict())
+    else:
+        if found.differences:
+            show(found.to_table(), sys.stdout)
+        typer.echo(f"passed ({level})" if found.passed else f"failed: {common.printable(found.problem)}")
+    raise typer.Exit(0 if found.passed else 1)
+
+
+def _level(text: str) -> Check:
+    from pellucid.checkpoints.folder import LEVELS
+
+    for level in LEVELS:
+        if text == level:
+            return level
+    raise typer.BadParameter(f"{text!r} is no level; choose one of {', '.join(LEVELS)}", param_hint="--level")

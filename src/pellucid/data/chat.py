@@ -1,0 +1,256 @@
+"""Prompts to ids: messages through a chat template, and plain text. Both get the begin token here, exactly once.
+
+A chat template is a jinja2 text in the tokenizer's folder. It is rendered in a process of its own
+(``data.sandbox``). A special token comes only from where the template itself spells it, in one piece; one that is
+spelt in a message, or comes together out of parts, is ordinary text.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import os
+import re
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from pellucid.data.files import lone_surrogate, plain, surrogate_at
+from pellucid.data.sandbox import DEFAULT, Limits, render
+from pellucid.data.tokenizer import BEGIN, END, PAD, with_begin
+from pellucid.errors import InputError
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+VARIABLES: Mapping[str, type] = {
+    "bos_token": str,
+    "eos_token": str,
+    "pad_token": str,
+    "date_string": str,
+    "enable_thinking": bool,
+}
+"""What a template may be told besides the messages; the tokens are the tokenizer's unless they are given."""
+
+Messages = Sequence[Mapping[str, str]]
+_LARGEST_TEXT = 16 << 20
+
+
+@runtime_checkable
+class Encoder(Protocol):
+    """What plain text needs of a tokenizer."""
+
+    @property
+    def bos_id(self) -> int | None: ...
+
+    def encode(self, text: str, /) -> list[int]: ...
+
+
+@runtime_checkable
+class ChatEncoder(Encoder, Protocol):
+    """What a chat needs besides."""
+
+    @property
+    def eos_id(self) -> int | None: ...
+
+    @property
+    def pad_id(self) -> int | None: ...
+
+    @property
+    def specials(self) -> Mapping[str, int]:
+        """The spelling of every special token, and its id."""
+        ...
+
+
+class Piece(NamedTuple):
+    """Text that a template wrote; a special token has its id."""
+
+    text: str
+    special: int | None = None
+
+
+class ChatTemplate:
+    """A chat template. Making one runs nothing; a wrong one is refused when it is first rendered."""
+
+    def __init__(self, text: str, *, limits: Limits = DEFAULT) -> None:
+        self.text, self.limits = text, limits
+        if (at := surrogate_at(text)) is not None:
+            raise InputError(f"the chat template cannot be used: {lone_surrogate(text, at)}")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, limits: Limits = DEFAULT) -> ChatTemplate:
+        """Read a ``chat_template.jinja``."""
+        try:
+            with open(path, "rb") as file:
+                data = file.read(4 * limits.template + 1)
+            return cls(data.decode("utf-8"), limits=limits)
+        except OSError as error:
+            raise InputError(f"cannot read the chat template {plain(path)}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise InputError(f"the chat template {plain(path)} is not UTF-8: byte {error.start}; convert it") from error
+
+    def digest(self) -> str:
+        """SHA-256 of the text, in hexadecimal."""
+        return hashlib.sha256(self.text.encode("utf-8")).hexdigest()
+
+    def render(self, messages: Messages, add_generation_prompt: bool = True, **variables: str | bool) -> str:
+        """The text of a chat, special tokens spelt out: for people. Ids come from :func:`encode_chat`.
+
+        ``variables`` are some of :data:`VARIABLES`; tokens that are not given are those of a tokenizer trained here.
+        """
+        own = {"bos_token": BEGIN, "eos_token": END, "pad_token": PAD}
+        return render(self.text, _variables(messages, add_generation_prompt, own | variables), {}, self.limits)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ChatTemplate) and self.text == other.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+    def __repr__(self) -> str:
+        return f"ChatTemplate({self.text[:60]!r}{'…' if len(self.text) > 60 else ''})"
+
+
+PLAIN = ChatTemplate(
+    "{{ bos_token }}"
+    "{% for message in messages %}"
+    "{{ message.role | capitalize }}: {{ message.content }}{{ eos_token if message.role == 'assistant' else '' }}\n"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}Assistant:{% endif %}"
+)
+"""The template of a model that brings none: plain turns, each on a line of its own, a reply closed by the end token."""
+
+
+def encode_prompt(tokenizer: Encoder, text: str) -> list[int]:
+    """The ids of a plain prompt, the begin token before them."""
+    return with_begin(tokenizer.bos_id, tokenizer.encode(text))
+
+
+def encode_chat(
+    tokenizer: ChatEncoder,
+    template: ChatTemplate,
+    messages: Messages,
+    add_generation_prompt: bool = True,
+    **variables: str | bool,
+) -> list[int]:
+    """The ids of a chat: the one way from messages to ids, in training as in use.
+
+    The begin token stands at the start exactly once, whether the template writes it or not.
+    """
+    ids: list[int] = []
+    for text, special in _pieces(tokenizer, template, messages, add_generation_prompt, variables):
+        ids += tokenizer.encode(text) if special is None else [special]
+    bos_id = tokenizer.bos_id
+    if bos_id is not None and ids[:2] == [bos_id, bos_id]:
+        raise InputError("the chat template writes the begin token twice at the start; take one of them out")
+    return with_begin(bos_id, ids)
+
+
+def reply_end(tokenizer: ChatEncoder, template: ChatTemplate) -> int | None:
+    """The special token that the template writes after an assistant's words, None where there is none."""
+    said = f"reply {secrets.randbits(64)}"
+    messages = [{"role": "user", "content": "question"}, {"role": "assistant", "content": said}]
+    pieces = list(_pieces(tokenizer, template, messages, False, {}))
+    spoken = next((at for at, piece in enumerate(pieces) if said in piece.text), len(pieces))
+    return next((piece.special for piece in pieces[spoken:] if piece.special is not None), None)
+
+
+def _pieces(
+    tokenizer: ChatEncoder,
+    template: ChatTemplate,
+    messages: Messages,
+    add_generation_prompt: bool,
+    variables: Mapping[str, str | bool],
+) -> Iterator[Piece]:
+    """What the template writes, cut at its special tokens; other text never is one."""
+    nonce = str(secrets.randbits(128))  # unknown to whoever wrote the messages; digits survive any filter
+    specials = {token: id_ for token, id_ in tokenizer.specials.items() if token}
+    marks = {token: f"\ue000{nonce}:{id_}\ue001" for token, id_ in specials.items()}
+    spelt = {id_: token for token, id_ in specials.items()}
+    ends = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id, "pad_token": tokenizer.pad_id}
+    own = {name: "" if id_ is None else marks[spelt[id_]] for name, id_ in ends.items()}
+    if taken := sorted(own.keys() & variables.keys()):
+        raise InputError(f"{taken[0]} is the tokenizer's own in a chat that becomes ids; leave it out")
+    given = _variables(messages, add_generation_prompt, {**own, **variables})
+    written = render(template.text, given, marks, template.limits)
+    if not marks:
+        yield Piece(written)
+        return
+    mark, pattern = re.compile(f"\ue000{nonce}:([0-9]+)\ue001"), re.compile("|".join(map(re.escape, specials)))
+    _refuse_composed(template, given, marks, mark, pattern, written)
+    for number, text in enumerate(mark.split(written)):  # text, id, text, …
+        if number % 2:
+            yield Piece(spelt[int(text)], int(text))
+        elif text:
+            if nonce in text:
+                raise InputError("the chat template changes a special token after writing it; leave it as it is")
+            yield Piece(text)
+
+
+def _refuse_composed(
+    template: ChatTemplate,
+    given: Mapping[str, Any],
+    marks: Mapping[str, str],
+    mark: re.Pattern[str],
+    pattern: re.Pattern[str],
+    written: str,
+) -> None:
+    """Refuse a template that writes special tokens in parts: they would become text, and not be what it means.
+
+    What messages spell is no matter; so where they do, the question is put to the same chat without that.
+    """
+    harmless = {name: _without(pattern, value) for name, value in given.items()}
+    if harmless != given:
+        written = render(template.text, harmless, marks, template.limits)
+    if found := pattern.search(mark.sub("\n", written)):
+        raise InputError(
+            f"the chat template puts the special token {found[0]!r} together from parts, where it cannot be told from "
+            "text that only spells it; write it in one piece"
+        )
+
+
+def _without(pattern: re.Pattern[str], value: Any) -> Any:
+    if isinstance(value, str):
+        return pattern.sub("\ufffd", value)
+    if isinstance(value, list):
+        return [{key: _without(pattern, text) for key, text in message.items()} for message in value]
+    return value
+
+
+def _variables(messages: Messages, add_generation_prompt: bool, variables: Mapping[str, str | bool]) -> dict[str, Any]:
+    """Everything that a template is told, checked."""
+    for name, value in variables.items():
+        if name not in VARIABLES:
+            near = difflib.get_close_matches(name, VARIABLES, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(VARIABLES)}"
+            raise InputError(f"a chat template is not told {name[:40]!r}; {hint}")
+        if type(value) is not VARIABLES[name]:
+            wanted = "true or false" if VARIABLES[name] is bool else "text"
+            raise InputError(f"{name} is {value!r:.40}, but must be {wanted}")
+        if isinstance(value, str):
+            _check_text(value, name)
+    if not isinstance(add_generation_prompt, bool):
+        raise InputError(f"add_generation_prompt is {add_generation_prompt!r:.40}, but must be true or false")
+    return {"messages": _checked(messages), "add_generation_prompt": add_generation_prompt, **variables}
+
+
+def _checked(messages: Messages) -> list[dict[str, str]]:
+    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence) or not messages:
+        raise InputError('messages must be a list like [{"role": "user", "content": "Hello"}], and not empty')
+    size = 0
+    for number, message in enumerate(messages):
+        if not isinstance(message, Mapping) or set(message) != {"role", "content"}:
+            found = sorted(map(str, message)) if isinstance(message, Mapping) else type(message).__name__
+            raise InputError(f"message {number} has {found!s:.80}; give it a role and a content, and nothing else")
+        if message["role"] not in ROLES:
+            raise InputError(f"message {number} has the role {message['role']!r:.40}; choose one of {', '.join(ROLES)}")
+        _check_text(message["content"], f"the content of message {number}")
+        size += len(message["content"])
+    if size > _LARGEST_TEXT:
+        raise InputError(f"the messages have {size} characters together, at most {_LARGEST_TEXT} are read")
+    return [dict(message) for message in messages]
+
+
+def _check_text(text: object, what: str) -> None:
+    if not isinstance(text, str):
+        raise InputError(f"{what} is {type(text).__name__}, not text")
+    if (at := surrogate_at(text)) is not None:
+        raise InputError(f"{what} cannot be encoded: {lone_surrogate(text, at)}")

@@ -1,0 +1,62 @@
+"""``TrainResult``: what a run came to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pellucid.training.state import Counters
+from pellucid.training.validation import Validation
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a run came to."""
+
+    run: Path
+    checkpoint: Path
+    steps: int
+    tokens: int
+    """Predictions that were learnt from."""
+    tokens_per_second: float
+    """While stepping: validation and saving left out."""
+    validation: Validation | None
+    """Over all held-out documents; None when the run was interrupted."""
+    interrupted: bool
+
+    @classmethod
+    def of(
+        cls,
+        run: Path,
+        checkpoint: Path,
+        counters: Counters,
+        validation: Validation | None,
+        *,
+        interrupted: bool = False,
+    ) -> TrainResult:
+        """What ``counters`` say, in the words of a result."""
+        speed = counters.tokens / counters.training_seconds if counters.training_seconds else 0.0
+        return cls(run, checkpoint, counters.step, counters.tokens, speed, validation, interrupted)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data."""
+        found = self.validation
+        return {
+            "run": str(self.run),
+            "checkpoint": str(self.checkpoint),
+            "steps": self.steps,
+            "tokens_trained": self.tokens,
+            "train_tokens_per_second": self.tokens_per_second,
+            "heldout_bits_per_byte": None if found is None else found.bits_per_byte,
+            "heldout_bytes": None if found is None else found.bytes,
+            "heldout_documents": None if found is None else found.documents,
+            "interrupted": self.interrupted,
+        }
+
+    def __str__(self) -> str:
+        end = "interrupted" if self.validation is None else f"{self.validation.bits_per_byte:.4f} bits/byte held out"
+        return (
+            f"{self.checkpoint}: {self.steps:,} steps, {self.tokens:,} tokens, "
+            f"{self.tokens_per_second:,.0f} tokens/s, {end}"
+        )

@@ -1,0 +1,207 @@
+"""Runs side by side: what their folders say, read without changing anything in them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pellucid.configfile import read_mapping
+from pellucid.errors import ConfigError, InputError
+from pellucid.records import Cell, Table, number
+from pellucid.training import state
+from pellucid.training.lock import locked
+from pellucid.training.monitors import Metrics
+from pellucid.training.run_folder import RunFolder
+
+State = Literal["running", "finished", "stopped", "begun", "damaged"]
+_DEEPEST = 3
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """What one run folder says of its run. What is not known is None.
+
+    ``running``: a process trains in it now; ``finished``: it came to its end; ``stopped``: it goes on from its last
+    checkpoint; ``begun``: it has none yet; ``damaged``: it cannot go on, ``problem`` says why.
+    """
+
+    run: Path
+    state: State
+    steps: int
+    """Logged; ``saved`` is the step of the last checkpoint."""
+    saved: int | None
+    tokens: int
+    loss: float | None
+    """Of the last step."""
+    best: float | None
+    """Lowest held-out bits per byte of the validations on the way."""
+    final: float | None
+    """Over all held-out documents."""
+    tokens_per_second: float | None
+    began: str | None
+    precision: str | None
+    parameters: int | None
+    problem: str | None
+    config: Mapping[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data."""
+        plain = {key: number(value) if isinstance(value, float) else value for key, value in asdict(self).items()}
+        return {**plain, "run": str(self.run)}
+
+
+def is_run(path: Path) -> bool:
+    """Whether ``path`` is the folder of a run."""
+    return (path / "config.yaml").is_file() and (path / "checkpoints").is_dir()
+
+
+def find_runs(folder: str | Path) -> list[Path]:
+    """The run folders in ``folder`` and some levels below it, by name; itself, if it is one."""
+    top = Path(folder)
+    if not top.is_dir():
+        raise InputError(f"{top} is not a folder; name a run folder, or one that holds some")
+    found: list[Path] = []
+    level = [top]
+    for _ in range(_DEEPEST):
+        found += [path for path in level if is_run(path)]
+        level = [sub for path in level if not is_run(path) for sub in _folders(path)]
+    if not found:
+        raise InputError(f"{top} holds no run; pellucid train makes one")
+    return sorted(found)
+
+
+def read_run(path: str | Path) -> RunSummary:
+    """The summary of the run in ``path``. A damaged one has a summary too."""
+    run = RunFolder(Path(path))
+    if not is_run(run.path):
+        raise InputError(f"{run.path} is not a run folder: it has no config.yaml and checkpoints")
+    problem, config, counters = None, dict[str, Any](), None
+    try:
+        config = read_mapping(run.config)
+        if (last := run.pointed("last")) is not None:
+            counters = state.read_counters(last / state.FOLDER)
+    except InputError as error:
+        problem = str(error)
+    logged = _Log(Metrics(run.metrics))
+    environment = run.environment()
+    saved = None if counters is None else counters.step
+    return RunSummary(
+        run=run.path,
+        state=_state(run.path, problem, saved, logged),
+        steps=logged.steps,
+        saved=saved,
+        tokens=logged.tokens,
+        loss=logged.loss,
+        best=logged.best,
+        final=logged.final,
+        tokens_per_second=_speed(counters),
+        began=_began(environment),
+        precision=_text(config.get("precision")),
+        parameters=_whole(environment.get("parameters")),
+        problem=problem,
+        config=config,
+    )
+
+
+def runs_table(runs: Sequence[RunSummary]) -> Table:
+    """One line a run."""
+    columns = ("run", "state", "steps", "tokens", "best", "final", "tokens/s", "began", "precision", "parameters")
+    rows: list[tuple[Cell, ...]] = [
+        (
+            str(r.run), r.state, r.steps, r.tokens, r.best, r.final,
+            None if r.tokens_per_second is None else round(r.tokens_per_second), r.began, r.precision, r.parameters,
+        )
+        for r in runs
+    ]  # fmt: skip
+    return Table("", columns, tuple(rows))
+
+
+def differences(runs: Sequence[RunSummary]) -> dict[str, list[Any]]:
+    """Every configuration key, as ``a.b``, that is not the same in all ``runs``, and its value in each."""
+    flat = [_flat(run.config) for run in runs]
+    keys = dict.fromkeys(key for one in flat for key in one)
+    found = {key: [one.get(key) for one in flat] for key in keys}
+    return {key: values for key, values in found.items() if any(value != values[0] for value in values)}
+
+
+def comparison(runs: Sequence[RunSummary]) -> list[Table]:
+    """What the runs came to, side by side, and what differs in their configurations."""
+    names = tuple(str(run.run) for run in runs)
+    facts = ("state", "steps", "tokens", "loss", "best", "final", "tokens_per_second", "began", "parameters")
+    came_to = tuple((fact, *(getattr(run, fact) for run in runs)) for fact in facts)
+    differs = tuple((key, *map(_cell, values)) for key, values in differences(runs).items())
+    return [Table("results", ("", *names), came_to), Table("configuration", ("key", *names), differs)]
+
+
+class _Log:
+    """What the log of a run comes to, in one pass over it."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.steps = self.tokens = 0
+        self.loss: float | None = None
+        self.best: float | None = None
+        self.final: float | None = None
+        self.final_step = 0
+        for line in metrics.records():
+            if line["kind"] == "step":
+                self.steps, self.tokens = _whole(line["step"]) or 0, _whole(line.get("tokens")) or 0
+                self.loss = _real(line.get("loss"))
+            elif (found := _real(line.get("bits_per_byte"))) is not None:
+                if line.get("final"):
+                    self.final, self.final_step = found, _whole(line["step"]) or 0
+                else:
+                    self.best = found if self.best is None else min(self.best, found)
+
+
+def _state(path: Path, problem: str | None, saved: int | None, logged: _Log) -> State:
+    if locked(path):
+        return "running"
+    if problem is not None:
+        return "damaged"
+    if saved is None:
+        return "begun"
+    return "finished" if logged.final is not None and logged.final_step == saved >= logged.steps else "stopped"
+
+
+def _speed(counters: state.Counters | None) -> float | None:
+    return counters.tokens / counters.training_seconds if counters and counters.training_seconds else None
+
+
+def _folders(path: Path) -> list[Path]:
+    try:
+        return [sub for sub in path.iterdir() if sub.is_dir() and not sub.name.startswith(".")]
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _flat(config: Any, name: str = "") -> dict[str, Any]:
+    if not isinstance(config, dict) or (name and not config):
+        return {name: config}
+    inside = (_flat(value, f"{name}.{key}" if name else str(key)) for key, value in config.items())
+    return {key: value for part in inside for key, value in part.items()}
+
+
+def _cell(value: Any) -> Cell:
+    return value if isinstance(value, str | int | float | bool | None) else json.dumps(value)
+
+
+def _began(environment: Mapping[str, Any]) -> str | None:
+    match environment.get("sessions"):
+        case [{"at": str(at)}, *_]:
+            return at
+    return None
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _real(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None

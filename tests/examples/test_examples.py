@@ -1,0 +1,39 @@
+"""The configs in examples/ are accepted, and the tiny one trains and speaks."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pellucid.cli.main import main
+from pellucid.errors import ConfigError
+from pellucid.training import TrainConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIGS = sorted((ROOT / "examples").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)
+def test_every_example_is_accepted(file: Path) -> None:
+    config = TrainConfig.from_file(file)
+    assert len(config.model.rules) == len(config.model.layers) > 1
+    with pytest.raises(ConfigError, match="did you mean 'batch_size'"):
+        TrainConfig.from_file(file, ["batch_sise=3"])
+
+
+def test_there_are_examples() -> None:
+    assert {file.name for file in CONFIGS} >= {"small.yaml", "tiny.yaml"}
+
+
+def test_the_tiny_example_trains_and_generates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    out = str(tmp_path / "run")
+    settings = ["budget.steps=3", "batch_size=2", "validation.batch_tokens=2048", "threads=1"]
+    assert main(["train", "examples/tiny.yaml", *settings, "--out", out, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["steps"] == 3
+    assert 0 < result["heldout_bits_per_byte"] < 10
+    assert main(["generate", result["checkpoint"], "Who may", "--max-new-tokens", "4"]) == 0
+    assert capsys.readouterr().out.startswith("Who may")
