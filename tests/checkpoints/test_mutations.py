@@ -182,9 +182,7 @@ def test_the_list_of_fields_without_effect_names_real_fields() -> None:
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "size"), [(8, 4, 2), (2, 1, 8), (1, 1, 16)])
-def test_other_heads_over_the_same_matrices_are_found_out(
-    tmp_path: Path, heads: int, kv_heads: int, size: int
-) -> None:
+def test_other_heads_over_the_same_matrices_are_found_out(tmp_path: Path, heads: int, kv_heads: int, size: int) -> None:
     """L53: cutting the same projections into other heads changes no shape."""
     kv = 2 if (heads, kv_heads) != (1, 1) else 4
     config = tiny_config(hidden_size=16, attention={"num_attention_heads": 4, "num_key_value_heads": kv})

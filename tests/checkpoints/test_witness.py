@@ -58,7 +58,7 @@ def test_the_probes_are_what_their_names_say() -> None:
 @pytest.mark.parametrize("vocab_size", [50, 32_000])
 def test_tokens_come_from_all_over_the_vocabulary(vocab_size: int) -> None:
     tokens = np.concatenate([np.ravel(p.tokens) for p in probes_of(tiny_config(vocab_size=vocab_size)).values()])
-    assert all(((low <= tokens) & (tokens < low + vocab_size / 5)).any() for low in range(0, vocab_size, vocab_size // 5))
+    assert len(set((tokens * 5 // vocab_size).tolist())) == 5
 
 
 @pytest.mark.parametrize("length", [1, 2, 5])
@@ -80,7 +80,7 @@ def test_the_first_chunk_holds_what_a_rule_does_not_let_a_cache_cut() -> None:
 
 
 def test_many_bounds_stay_few_tokens() -> None:
-    rules = [f"causal & window({number * 1000})" for number in range(1, 500)]
+    rules = [f"causal & window({number * 1000})" for number in range(1, 60)]
     far = probes_of(tiny_config("no-positions-softcap", num_hidden_layers=None, layers=rules))["far"]
     assert far.batch().shape[1] < 200
     assert len(far.at[0]) <= 64
@@ -116,8 +116,10 @@ def test_a_probe_that_is_none_is_refused(change: dict[str, Any], words: str) -> 
 # ---------------------------------------------------------------- what it must not depend on
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+HALF = [(kind, torch.bfloat16) for kind in ("rope-gated-rms", "post-norm-2017")]
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [*((kind, torch.float32) for kind in KINDS), *HALF], ids=str)
 def test_a_saved_model_verifies_in_every_dtype(tmp_path: Path, kind: str, dtype: torch.dtype) -> None:
     save(tmp_path / "a", tiny_model(kind, dtype=dtype, seed=2, hidden_size=16))
     found = verify(tmp_path / "a")
@@ -185,8 +187,7 @@ def test_a_weight_that_was_changed_is_seen_though_every_digest_fits(tmp_path: Pa
     load(tmp_path / "a", check="digests")
     with pytest.raises(WitnessError) as caught:
         load(tmp_path / "a", check="witness")
-    first = next(d for d in caught.value.differences if not d.passed)
-    assert first.probe == "plain"
+    (first,) = caught.value.differences
     assert str(caught.value) == (
         f"{tmp_path / 'a'} does not give what it gave when it was saved: probe 'plain' differs first, its logits by "
         f"{first.size:.3g}, allowed {first.allowed:.3g}; its weights or its contract were changed"
@@ -206,11 +207,15 @@ def _shifted(batch: Batch) -> Batch:
     return batch.with_labels(torch.where(batch.segments != 0, batch.tokens, -100))
 
 
+def _late(coordinates: Any) -> torch.Tensor:
+    return (coordinates.positions[..., None] / 100).floor() * 1e-6
+
+
 TWINS = {
-    "a cache that loses count": ("continued", caches.ContiguousCache, "_continued", _slots_for_positions),
-    "labels that are not shifted": ("plain", witness, "causal", _shifted),
-    "angles of one position on": ("far", Rotary, "angles", lambda r, c: _ANGLES(r, c) * (1 + c.positions[..., None] / 1e6)),
-}  # fmt: skip
+    "a cache that loses count": ("continued", "logits", caches.ContiguousCache, "_continued", _slots_for_positions),
+    "labels that are not shifted": ("plain", "count of labels", witness, "causal", _shifted),
+    "angles that drift": ("far", "logits", Rotary, "angles", lambda r, c: _ANGLES(r, c) * (1 + _late(c))),
+}
 
 
 @pytest.mark.parametrize("fault", TWINS)
@@ -218,17 +223,14 @@ def test_a_fault_in_the_code_is_seen_by_the_probe_that_is_there_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     """Law 7: weights and contract are right, the forward pass is not."""
-    probe, owner, name, faulty = TWINS[fault]
+    probe, what, owner, name, faulty = TWINS[fault]
     save(tmp_path / "a", tiny_model(seed=1))
     monkeypatch.setattr(owner, name, faulty)
     found = verify(tmp_path / "a")
     assert not found.passed
-    failed = [d for d in found.differences if not d.passed]
-    assert probe in {d.probe for d in failed}
-    if probe == "continued":
-        assert {d.probe for d in failed} == {"continued"}
-    if probe == "plain":
-        assert {d.what for d in failed} <= {"loss", "count of labels"}
+    *passed, first = found.differences
+    assert all(d.passed for d in passed)
+    assert (first.probe, first.what) == (probe, what)
 
 
 @pytest.mark.parametrize("site", ["embedding", "attention", "residual", "ffn"])
@@ -255,7 +257,7 @@ def test_dropout_is_portable_and_seen_at_each_site(site: str) -> None:
 def test_a_model_that_does_something_else_than_its_config_says_is_not_saved(tmp_path: Path) -> None:
     model = tiny_model(dtype=torch.float32)
     model.layers[0].attention.scale = 5.0
-    with pytest.raises(CheckpointError, match="differs from what its config describes by .* on the probe 'plain'"):
+    with pytest.raises(CheckpointError, match=r"differs from what its config describes by .* on the probe 'plain'"):
         save(tmp_path / "a", model)
     assert not (tmp_path / "a").exists()
 

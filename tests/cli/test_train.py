@@ -3,7 +3,9 @@
 import json
 import os
 import signal
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -108,3 +110,70 @@ def test_ctrl_c_saves_exits_130_and_the_run_goes_on(
     assert "step-00000002: 2 steps" in capsys.readouterr().out
     assert main(["train", "runs/small", "--resume"]) == 0
     assert "step-00000003: 3 steps" in capsys.readouterr().out
+
+
+def test_the_same_command_again_goes_on_then_says_it_is_finished(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Metrics.__call__
+
+    def interrupting(self: Metrics, event: Any) -> None:
+        original(self, event)
+        if isinstance(event, Stepped) and event.step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Metrics, "__call__", interrupting)
+        assert main(["train", "small.yaml"]) == 130
+    capsys.readouterr()
+    assert main(["train", "small.yaml", "budget.steps=2"]) == 2
+    assert "budget differs" in capsys.readouterr().err
+    assert main(["train", "small.yaml"]) == 0
+    captured = capsys.readouterr()
+    assert "the run in runs/small goes on after step 2" in captured.err
+    result = captured.out
+    for again in (["small.yaml"], ["runs/small", "--resume"]):
+        assert main(["train", *again]) == 0
+        captured = capsys.readouterr()
+        assert captured.err == "the run in runs/small is finished with step 3: nothing is left to do\n"
+        assert captured.out == result
+
+
+def test_tensorboard_without_its_package_is_refused_before_anything_is_trained(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    assert main(["train", "small.yaml", "--tensorboard"]) == 2
+    assert "pip install 'pellucid[tensorboard]'" in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
+def test_tensorboard_gets_what_is_logged(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a writer that only notes what it is given."""
+    noted: list[tuple[Any, ...]] = []
+
+    class Writer:
+        def __init__(self, folder: str, purge_step: int) -> None:
+            noted.append((folder, purge_step))
+
+        def add_scalar(self, name: str, value: float, step: int) -> None:
+            noted.append((name, value, step))
+
+        def close(self) -> None:
+            noted.append(("closed",))
+
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=Writer))
+    assert main(["train", "small.yaml", "validation.every=2", "--tensorboard"]) == 0
+    assert noted[0] == ("runs/small/tensorboard", 1)
+    assert noted[-1] == ("closed",)
+    logged = [json.loads(line) for line in Path("runs/small/metrics.jsonl").read_text().splitlines()]
+    for name, key in (("train/loss", "loss"), ("train/rate", "rate"), ("train/gradient_norm", "grad_norm")):
+        expected = [(line[key], line["step"]) for line in logged if line["kind"] == "step"]
+        assert [(value, step) for was, value, step in noted[1:-1] if was == name] == expected
+    for name, final in (("heldout/bits_per_byte", True), ("heldout_sample/bits_per_byte", False)):
+        (expected,) = [
+            (v["bits_per_byte"], v["step"]) for v in logged if v["kind"] == "validation" and v["final"] == final
+        ]
+        assert [(value, step) for was, value, step in noted[1:-1] if was == name] == [expected]

@@ -3,15 +3,17 @@
 import io
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from pellucid.checkpoints import load, save
+from pellucid import generation
+from pellucid.checkpoints import Checkpoint, load, save
 from pellucid.cli import common
 from pellucid.cli.main import main
-from pellucid.generation import generate
+from pellucid.generation import GenerationParams, generate
 from pellucid.models.decoder import Decoder
 
 Captured = pytest.CaptureFixture[str]
@@ -87,6 +89,20 @@ def chat(monkeypatch: pytest.MonkeyPatch, said: str, *arguments: str) -> int:
     return main(["chat", *arguments])
 
 
+def prompts_of(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The prompts that chats will ask for, special tokens spelt out."""
+    prompts: list[str] = []
+    original = generation.stream
+
+    def listening(speaker: Checkpoint, ids: list[list[int]], *rest: object) -> object:
+        assert speaker.tokenizer is not None
+        prompts.append(speaker.tokenizer.decode(ids[0], skip_special=False))
+        return original(speaker, ids, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(generation, "stream", listening)
+    return prompts
+
+
 def test_chat_replies_to_each_turn_and_ends_at_exit(
     checkpoint: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,33 +119,78 @@ def test_chat_replies_to_each_turn_and_ends_at_exit(
 def test_chat_keeps_the_transcript_and_forgets_the_oldest_turn_when_it_must(
     checkpoint: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prompts: list[str] = []
-    import pellucid.generation as generation
-
-    original = generation.stream
-
-    def listening(speaker: object, texts: list[str], *rest: object) -> object:
-        prompts.append(texts[0])
-        return original(speaker, texts, *rest)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(generation, "stream", listening)
+    prompts = prompts_of(monkeypatch)
     said = "x\ny\nz\n"
     assert chat(monkeypatch, said, str(checkpoint), "--max-new-tokens", "2", "--temperature", "0") == 0
-    assert prompts[0] == "User: x\nAssistant:"
-    assert prompts[1].startswith("User: x\nAssistant: ")
+    assert prompts[0] == "<|begin|>User: x\nAssistant:"
+    assert prompts[1].startswith("<|begin|>User: x\nAssistant: ")
+    assert prompts[1].endswith("<|end|>\nUser: y\nAssistant:")
     assert "(the oldest turn was forgotten)" in capsys.readouterr().err
-    assert prompts[-1].startswith("User: y\nAssistant: ")
-    assert prompts[-1].endswith("User: z\nAssistant:")
+    assert prompts[-1].startswith("<|begin|>User: y\nAssistant: ")
+    assert prompts[-1].endswith("<|end|>\nUser: z\nAssistant:")
+
+
+def test_chat_never_forgets_what_the_system_says(
+    checkpoint: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = prompts_of(monkeypatch)
+    arguments = ["--max-new-tokens", "2", "--temperature", "0", "--system", "s"]
+    assert chat(monkeypatch, "x\ny\n", str(checkpoint), *arguments) == 0
+    assert prompts[0] == "<|begin|>System: s\nUser: x\nAssistant:"
+    assert prompts[1].startswith(prompts[0] + " ")
+    assert prompts[2] == "<|begin|>System: s\nUser: y\nAssistant:"
+    assert "forgotten" in capsys.readouterr().err
 
 
 def test_chat_goes_on_after_a_turn_that_is_too_long(
     checkpoint: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = "word " * 60 + "\nx\n"
+    prompts = prompts_of(monkeypatch)
+    said = "y\n" + "word " * 60 + "\nx\n"
     assert chat(monkeypatch, said, str(checkpoint), "--max-new-tokens", "2", "--temperature", "0") == 0
     captured = capsys.readouterr()
     assert "the model has positions for 48" in captured.err
-    assert captured.out.count("\n") >= 1
+    assert captured.out.count("\n") >= 2
+    assert prompts[-1].startswith("<|begin|>User: y\n")
+    assert prompts[-1].endswith("User: x\nAssistant:")
+
+
+def test_chat_uses_the_template_of_the_folder(
+    checkpoint: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its end of a reply ends the reply; a message cannot spell it; a template that refuses is one line."""
+    loaded = load(checkpoint)
+    template = (
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+        "[{{ m.content }}{{ '<|pad|>' if m.role == 'assistant' else ']' }}{% endfor %}["
+    )
+    save(tmp_path / "own", loaded.model, tokenizer=loaded.tokenizer, chat_template=template)
+    prompts = prompts_of(monkeypatch)
+    seen: list[GenerationParams] = []
+    monkeypatch.setattr(generation, "stream", _noting(generation.stream, seen))
+    said = "a<|pad|>\nb\n"
+    assert chat(monkeypatch, said, str(tmp_path / "own"), "--max-new-tokens", "2", "--temperature", "0") == 0
+    assert prompts[0] == "<|begin|>[a<|pad|>]["
+    assert prompts[1].startswith("<|begin|>[a<|pad|>][")
+    assert prompts[1].endswith("<|pad|>[b][")
+    assert (seen[0].stop_ids, seen[0].stop) == ((loaded.tokenizer.pad_id,), ())
+    capsys.readouterr()
+    assert chat(monkeypatch, "a\n", str(tmp_path / "own"), "--system", "s") == 2
+    err = capsys.readouterr().err
+    assert "no system" in err
+    assert err.count("\n") == 1
+
+
+def _noting(original: Callable[..., object], seen: list[GenerationParams]) -> Callable[..., object]:
+    def noting(speaker: object, ids: object, params: GenerationParams) -> object:
+        seen.append(params)
+        return original(speaker, ids, params)
+
+    return noting
+
+
+def test_chat_needs_a_tokenizer(without_tokenizer: Path, capsys: Captured) -> None:
+    assert "has no tokenizer" in refused(capsys, "chat", str(without_tokenizer))
 
 
 # ---------------------------------------------------------------------------------------------------- draw

@@ -10,8 +10,9 @@ import pytest
 from rich.console import Console
 
 from pellucid.errors import StorageError
-from pellucid.training.events import Event, Interrupted, Prepared, Saved, Stepped, Validated
+from pellucid.training.events import Event, Finished, Interrupted, Prepared, Resumed, Saved, Stepped, Validated
 from pellucid.training.monitors import Metrics, clock, console_listener, describe
+from pellucid.training.validation import Validation
 
 STEP = Stepped(
     step=3,
@@ -144,3 +145,33 @@ def test_time_left() -> None:
     assert STEP.minutes_left == 6.0
     assert replace(STEP, progress=0.0).minutes_left == 0.0
     assert [clock(m) for m in (0.0, 1.5, 61.0, 600.25)] == ["0:00", "1:30", "1:01:00", "10:00:15"]
+
+
+@pytest.mark.parametrize("end", [b'{"kind": "st', b"\0\0\0\n", b"[]\n", b'{"kind": "step"}\n', b"[" * 9999 + b"\n"])
+def test_a_torn_end_is_forgotten_and_not_read(tmp_path: Path, end: bytes) -> None:
+    metrics = Metrics(tmp_path / "metrics.jsonl")
+    assert list(metrics.records()) == []
+    for event in (STEP, VALID):
+        metrics(event)
+    whole = metrics.path.read_bytes()
+    metrics.path.write_bytes(whole + end)
+    assert [line["kind"] for line in metrics.records()] == ["step", "validation"]
+    metrics.truncate(3)
+    assert metrics.path.read_bytes() == whole
+    metrics.truncate(2)
+    assert metrics.path.read_bytes() == b""
+
+
+def test_the_validation_at_the_end_is_read_back_exactly(tmp_path: Path) -> None:
+    metrics = Metrics(tmp_path / "metrics.jsonl")
+    metrics(VALID)
+    assert metrics.final(3) is None
+    metrics(replace(VALID, final=True, nats=0.1 + 0.2))
+    assert metrics.final(3) == Validation(0.1 + 0.2, 80, 200, 4)
+    assert metrics.final(4) is None
+
+
+def test_what_goes_on_or_is_finished_is_told_in_a_line() -> None:
+    assert describe(Resumed(Path("run"), 7)) == "the run in run goes on after step 7"
+    assert "from its start" in describe(Resumed(Path("run"), 0))
+    assert describe(Finished(Path("run"), 9)) == "the run in run is finished with step 9: nothing is left to do"

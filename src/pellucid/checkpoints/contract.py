@@ -29,7 +29,7 @@ from pellucid.models.decoder import Decoder
 NAME = "pellucid.json"
 SCHEMA_VERSION = 2
 _LARGEST = 8 * 2**20
-_MOST_VALUES = 20_000
+_MOST_VALUES, _MOST_KEYS = 20_000, 500
 _SPEC = re.compile(r"[a-z]+[0-9]*\[[0-9, ]{0,200}\]")
 _FLAT = re.compile(r"\[\s+((?:-?[0-9.e+-]+|null),?\s+)+\]")
 
@@ -155,22 +155,30 @@ def read_unsigned(path: Path) -> tuple[Contract, str]:
 
 def _refuse_garbage(path: Path, data: Mapping[str, Any]) -> None:
     """Bound what is validated in detail, so that a bad file takes no longer than a good one to refuse."""
-    for key in ("tied", "tensors", "digests"):
+    for key, most in (("tied", _MOST_VALUES), ("tensors", _LARGEST), ("digests", 2000)):
         value = data.get(key)
         if not isinstance(value, dict) or not all(isinstance(entry, str) for entry in value.values()):
             raise CheckpointError(f"{path}: {key} must map names to text")
+        if len(value) > most:
+            raise CheckpointError(f"{path}: {key} has {len(value)} entries, at most {most} are read")
     odd = next((spec for spec in data["tensors"].values() if not _SPEC.fullmatch(spec)), None)
     if odd is not None:
         wanted = "a dtype and shape like 'float32[256, 64]' is wanted"
         raise CheckpointError(f"{path}: tensors holds {odd[:80]!r}, but {wanted}")
-    values = sum(_values(value) for key, value in data.items() if key not in ("tied", "tensors"))
-    if values > _MOST_VALUES:
-        raise CheckpointError(f"{path} holds {values} values besides its tensors, at most {_MOST_VALUES} are read")
+    values, keys = _counted([value for key, value in data.items() if key not in ("tied", "tensors", "digests")])
+    if values > _MOST_VALUES or len(data) + keys > _MOST_KEYS:
+        raise CheckpointError(
+            f"{path} holds {values} values and {len(data) + keys} keys besides its lists of tensors; "
+            f"at most {_MOST_VALUES} and {_MOST_KEYS} are read"
+        )
 
 
-def _values(data: Any) -> int:
-    inside = data.values() if isinstance(data, dict) else data if isinstance(data, list) else ()
-    return 1 + sum(map(_values, inside))
+def _counted(data: Any) -> tuple[int, int]:
+    """How many values there are in ``data``, and how many of them have a key."""
+    inside = list(data.values()) if isinstance(data, dict) else data if isinstance(data, list) else []
+    counts = [_counted(value) for value in inside]
+    keys = len(inside) if isinstance(data, dict) else 0
+    return 1 + sum(values for values, _ in counts), keys + sum(inner for _, inner in counts)
 
 
 def stored_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:

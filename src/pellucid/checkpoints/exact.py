@@ -22,7 +22,7 @@ from pellucid.models.decoder import Decoder
 
 Read = Callable[[str], Tensor]
 
-SMALL = 256 * 2**20
+SMALL = 2**30
 """Bytes of float64 weights that are kept while a model is asked; of a larger model one part at a time is."""
 
 

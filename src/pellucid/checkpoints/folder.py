@@ -91,7 +91,10 @@ class Folder:
 
 def open_folder(path: Path, dtype: torch.dtype | None = None) -> Folder:
     """Read contract and headers of the folder at ``path``; ``dtype`` is only what the report calls a cast."""
-    folder = _found(path)
+    try:
+        folder = _found(path)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {str(path)[:200]}: {error.strerror or error}") from error
     contract, changed = contracts.read_unsigned(folder / CONTRACT)
     weights = read_weights(folder)
     report, places = _compare(contract, weights.header, dtype)

@@ -21,6 +21,7 @@ from pellucid.data.chat import ChatTemplate
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import CheckpointError
 from pellucid.models.decoder import Decoder
+from pellucid.probe import Probe
 
 __all__ = ["CONTRACT", "TOKENIZER", "WEIGHTS", "Check", "Checkpoint", "digest", "load", "save", "write"]
 
@@ -36,6 +37,10 @@ class Checkpoint:
     contract: Contract
     report: LoadReport
     chat_template: ChatTemplate | None = None
+
+    def probe(self) -> Probe:
+        """How an audit asks this checkpoint's model."""
+        return self.model.probe()
 
 
 def save(

@@ -15,7 +15,10 @@ from pellucid.records import Table, number
 
 @dataclass(frozen=True)
 class Verification:
-    """What :func:`verify` found; ``problem`` is empty when everything up to ``level`` is as the contract says."""
+    """What :func:`verify` found; ``problem`` is empty when everything up to ``level`` is as the contract says.
+
+    ``differences`` has the outputs that were asked: all, or those up to the first that is too far off.
+    """
 
     path: str
     level: Check

@@ -53,7 +53,7 @@ class Answer(Config):
     logits: tuple[Fold, ...]
     """The folded logits of each slot in ``asked.at``, row after row."""
     loss: float | None = None
-    """Mean cross-entropy in nats over the labels that ``data.objectives.causal`` gives (plain, padded, packed)."""
+    """Mean cross-entropy in nats over the labels that ``data.objectives.causal`` gives; none with a cache."""
     counted: int | None = None
 
     @model_validator(mode="after")
@@ -85,10 +85,10 @@ class Difference(NamedTuple):
 
 
 class WitnessError(MismatchError):
-    """The folder's forward does not give what it gave; ``differences`` has every probe."""
+    """The folder's forward does not give what it gave; ``differences`` has all that were asked, the last too large."""
 
     def __init__(self, where: object, differences: tuple[Difference, ...]) -> None:
-        first = next(d for d in differences if not d.passed)
+        first = differences[-1]
         super().__init__(
             f"{where} does not give what it gave when it was saved: probe {first.probe!r} differs first, its "
             f"{first.what} by {first.size:.3g}, allowed {first.allowed:.3g}; its weights or its contract were changed"
@@ -116,27 +116,30 @@ def witness_of(config: ModelConfig, read: Read, tied: Mapping[str, str]) -> Witn
 def check_witness(
     where: object, witness: Witness, config: ModelConfig, read: Read, tied: Mapping[str, str]
 ) -> tuple[Difference, ...]:
-    """Ask the probes again; a :class:`WitnessError` names the first that differs."""
-    wanted, found = list(probes_of(config)), list(witness.probes)
-    if wanted != found:
+    """Ask the probes again, in order, up to the first that differs, which a :class:`WitnessError` names."""
+    wanted, kept = list(probes_of(config)), list(witness.probes)
+    if wanted != kept:
         raise MismatchError(
-            f"{where} has a witness of {', '.join(found)[:200]}, but its model is asked {', '.join(wanted)}; "
+            f"{where} has a witness of {', '.join(kept)[:200]}, but its model is asked {', '.join(wanted)}; "
             "its contract was changed"
         )
+    found: list[Difference] = []
     try:
         model = exact_model(config, read, tied)
-        asked = witness.probes.items()
-        differences = tuple(d for name, answer in asked for d in _compared(model, name, answer, witness.tolerance))
+        for name, answer in witness.probes.items():
+            for difference in _compared(model, name, answer, witness.tolerance):
+                found.append(difference)
+                if not difference.passed:
+                    raise WitnessError(where, tuple(found))
     except (InputError, RuntimeError, ArithmeticError, MemoryError) as error:
         if isinstance(error, CheckpointError):
             raise
         reason = f"{str(error)[:200]}; its contract was changed"
         raise MismatchError(f"{where} cannot be asked its probes: {reason}") from error
-    if not all(d.passed for d in differences):
-        raise WitnessError(where, differences)
-    return differences
+    return tuple(found)
 
 
+@torch.no_grad()
 def check_live(model: nn.Module, witness: Witness) -> None:
     """Refuse a model in memory whose forward is not the one that its config describes."""
     if not isinstance(model, Decoder):
@@ -146,7 +149,8 @@ def check_live(model: nn.Module, witness: Witness) -> None:
     with _resting(model), torch.autocast(weight.device.type, enabled=False):
         for name in ("plain", "padded", "packed", "far"):
             answer = witness.probes[name]
-            found, want = _folded(model, answer.asked).numpy(), np.array(answer.logits)
+            found = _folded(model, answer.asked, _hidden(model, answer.asked)).numpy()
+            want = np.array(answer.logits)
             size = float(np.abs(found - want).max())
             if not size <= allowed * (1 + np.abs(want).max()):
                 raise CheckpointError(
@@ -172,28 +176,28 @@ def _answer(model: Decoder, probe: Probe) -> tuple[np.ndarray, float | None, int
         try:
             model.train()
             with PortableDropout():
-                return _folded(model, probe).numpy(), None, None
+                return _folded(model, probe, _hidden(model, probe)).numpy(), None, None
         finally:
             model.eval()
-    folds = _folded(model, probe).numpy()
-    labelled = causal(probe.batch())
-    few = labelled.counted is not None and len(labelled.counted) <= 16
-    if probe.chunks or not few:
+    hidden_BTD = _hidden(model, probe)
+    folds = _folded(model, probe, hidden_BTD).numpy()
+    if probe.chunks:
         return folds, None, None
-    loss = model(labelled, want="loss").loss
+    loss = model.loss(hidden_BTD, causal(probe.batch()))
     return folds, float(loss.mean()), int(loss.count)
 
 
-@torch.no_grad()
-def _folded(model: Decoder, probe: Probe) -> Tensor:
-    """``[slots, FOLDS]`` in float64: the logits at the probe's slots, folded."""
+def _hidden(model: Decoder, probe: Probe) -> Tensor:
     device = model.lm_head.weight.device
-    if probe.chunks:
-        cache = model.new_cache(len(probe.tokens), sum(probe.chunks))
-        parts = [model(piece.to(device), cache=cache, want="hidden").hidden for piece in probe.pieces()]
-        hidden_BTD = torch.cat(parts, 1)
-    else:
-        hidden_BTD = model(probe.batch().to(device), want="hidden").hidden
+    if not probe.chunks:
+        return model(probe.batch().to(device), want="hidden").hidden
+    cache = model.new_cache(len(probe.tokens), sum(probe.chunks))
+    parts = [model(piece.to(device), cache=cache, want="hidden").hidden for piece in probe.pieces()]
+    return torch.cat(parts, 1)
+
+
+def _folded(model: Decoder, probe: Probe, hidden_BTD: Tensor) -> Tensor:
+    """``[slots, FOLDS]`` in float64: the logits at the probe's slots, folded."""
     seen_SD = torch.cat([row_TD[list(slots)] for row_TD, slots in zip(hidden_BTD, probe.at, strict=True)])
     logits_1SV = model.head(seen_SD.unsqueeze(0))
     size = logits_1SV.shape[-1]

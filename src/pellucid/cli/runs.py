@@ -13,7 +13,7 @@ from pellucid.cli import common
 Folders = Annotated[
     list[Path] | None,
     typer.Argument(
-        metavar="[FOLDER]...",
+        metavar="FOLDER",
         help="A folder that holds runs (default: runs), or two or more runs to compare.",
         show_default=False,
     ),
@@ -27,7 +27,7 @@ def runs(folders: Folders = None, as_json: common.Json = False) -> None:
 
     \b
     Example:
-      pellucid runs
+      pellucid runs runs
       pellucid runs runs/small runs/wide
     """
     from pellucid.reports import show

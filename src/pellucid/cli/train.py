@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pellucid.cli import common
+
+if TYPE_CHECKING:
+    from pellucid.training import TrainConfig, TrainResult
 
 Config = Annotated[
     str,
@@ -40,6 +43,9 @@ def train(
 ) -> None:
     """Train a model; Ctrl-C finishes the step, saves and stops.
 
+    A run folder that holds a run of the same configuration goes on from its last checkpoint, as if it had never
+    stopped.
+
     \b
     Example:
       pellucid train examples/small.yaml budget.steps=2000 --out runs/small
@@ -56,6 +62,16 @@ def train(
             typer.echo(to_yaml(wanted), nl=False)
         return
 
+    result = _run(wanted, folder, resume, tensorboard)
+    if as_json:
+        common.print_json(result.to_dict())
+    else:
+        typer.echo(str(result))
+    if result.interrupted:
+        raise typer.Exit(130)
+
+
+def _run(wanted: TrainConfig, folder: Path, resume: bool, tensorboard: bool) -> TrainResult:
     from pellucid.training.loop import train as run
     from pellucid.training.monitors import console_listener, told
     from pellucid.training.tensorboard import tensorboard_listener
@@ -63,13 +79,7 @@ def train(
     with ExitStack() as stack:
         listeners = [stack.enter_context(tensorboard_listener(folder))] if tensorboard else []
         listeners.append(stack.enter_context(console_listener()))
-        result = run(wanted, folder, resume=True if resume else None, on_event=told(listeners))
-    if as_json:
-        common.print_json(result.to_dict())
-    else:
-        typer.echo(str(result))
-    if result.interrupted:
-        raise typer.Exit(130)
+        return run(wanted, folder, resume=True if resume else None, on_event=told(listeners))
 
 
 def _places(config: str, out: Path | None, resume: bool) -> tuple[Path, Path]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import json
 import os
 import re
 import secrets
@@ -32,6 +33,7 @@ VARIABLES: Mapping[str, type] = {
 
 Messages = Sequence[Mapping[str, str]]
 _LARGEST_TEXT = 16 << 20
+_PRIVATE = range(0xF0000, 0xFFFFE)
 
 
 @runtime_checkable
@@ -161,58 +163,81 @@ def _pieces(
     variables: Mapping[str, str | bool],
 ) -> Iterator[Piece]:
     """What the template writes, cut at its special tokens; other text never is one."""
-    nonce = str(secrets.randbits(128))  # unknown to whoever wrote the messages; digits survive any filter
-    specials = {token: id_ for token, id_ in tokenizer.specials.items() if token}
-    marks = {token: f"\ue000{nonce}:{id_}\ue001" for token, id_ in specials.items()}
-    spelt = {id_: token for token, id_ in specials.items()}
     ends = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id, "pad_token": tokenizer.pad_id}
-    own = {name: "" if id_ is None else marks[spelt[id_]] for name, id_ in ends.items()}
-    if taken := sorted(own.keys() & variables.keys()):
+    if taken := sorted(ends.keys() & variables.keys()):
         raise InputError(f"{taken[0]} is the tokenizer's own in a chat that becomes ids; leave it out")
-    given = _variables(messages, add_generation_prompt, {**own, **variables})
-    written = render(template.text, given, marks, template.limits)
-    if not marks:
-        yield Piece(written)
-        return
-    mark, pattern = re.compile(f"\ue000{nonce}:([0-9]+)\ue001"), re.compile("|".join(map(re.escape, specials)))
-    _refuse_composed(template, given, marks, mark, pattern, written)
-    for number, text in enumerate(mark.split(written)):  # text, id, text, …
-        if number % 2:
-            yield Piece(spelt[int(text)], int(text))
-        elif text:
-            if nonce in text:
+    given = _variables(messages, add_generation_prompt, variables)
+    marks = _Marks(tokenizer.specials, template.text + json.dumps(given, ensure_ascii=False))
+    given |= {name: "" if id_ is None else marks.of_id[id_] for name, id_ in ends.items()}
+
+    def written(what: Mapping[str, Any]) -> Iterator[Piece]:
+        return marks.cut(render(template.text, what, marks.of_token, template.limits))
+
+    pieces = list(written(given))
+    harmless = {name: marks.without_tokens(value) for name, value in given.items()}
+    _refuse_composed(marks, pieces if harmless == given else list(written(harmless)))
+    return iter(pieces)
+
+
+class _Marks:
+    """What stands for special tokens while a template is rendered: three characters that nothing else holds.
+
+    They are private-use characters, drawn anew for each chat and absent from all that goes into it, so nobody can
+    write one, and one that a template takes apart can be told.
+    """
+
+    def __init__(self, specials: Mapping[str, int], inputs: str) -> None:
+        self.spelt = {id_: token for token, id_ in specials.items() if token}
+        first, last, *each = _absent(len(self.spelt) + 2, inputs)
+        self.of_id = {id_: first + middle + last for id_, middle in zip(self.spelt, each, strict=True)}
+        self.of_token = {token: self.of_id[id_] for id_, token in self.spelt.items()}
+        self._ids = dict(zip(each, self.spelt, strict=True))
+        self._mark = re.compile(f"{first}([{''.join(each) or first}]){last}")
+        self._part = re.compile(f"[{first}{last}{''.join(each)}]")
+        self.tokens = re.compile("|".join(map(re.escape, self.of_token)) or r"(?!)")
+
+    def cut(self, text: str) -> Iterator[Piece]:
+        """Pieces of ``text`` between its marks, and the special tokens that these stand for."""
+        for number, part in enumerate(self._mark.split(text)):  # text, the middle of a mark, text, …
+            if number % 2:
+                yield Piece(self.spelt[self._ids[part]], self._ids[part])
+            elif self._part.search(part):
                 raise InputError("the chat template changes a special token after writing it; leave it as it is")
-            yield Piece(text)
+            elif part:
+                yield Piece(part)
+
+    def without_tokens(self, value: Any) -> Any:
+        """``value`` in which no text spells a special token."""
+        if isinstance(value, str):
+            return self.tokens.sub("\ufffd", value)
+        if isinstance(value, list):
+            return [{key: self.without_tokens(text) for key, text in message.items()} for message in value]
+        return value
 
 
-def _refuse_composed(
-    template: ChatTemplate,
-    given: Mapping[str, Any],
-    marks: Mapping[str, str],
-    mark: re.Pattern[str],
-    pattern: re.Pattern[str],
-    written: str,
-) -> None:
+def _absent(count: int, inputs: str) -> list[str]:
+    """So many private-use characters that ``inputs`` does not hold, and nobody could foresee."""
+    held = {ord(character) for character in set(inputs) if ord(character) >= _PRIVATE.start}
+    if count + len(held) > len(_PRIVATE) // 2:
+        raise InputError(f"the chat holds {len(held)} different private-use characters; take some out")
+    found: dict[int, None] = {}
+    while len(found) < count:
+        if (drawn := _PRIVATE[secrets.randbelow(len(_PRIVATE))]) not in held:
+            found[drawn] = None
+    return list(map(chr, found))
+
+
+def _refuse_composed(marks: _Marks, pieces: Sequence[Piece]) -> None:
     """Refuse a template that writes special tokens in parts: they would become text, and not be what it means.
 
-    What messages spell is no matter; so where they do, the question is put to the same chat without that.
+    What messages spell is no matter; so where they do, ``pieces`` are those of the same chat without that.
     """
-    harmless = {name: _without(pattern, value) for name, value in given.items()}
-    if harmless != given:
-        written = render(template.text, harmless, marks, template.limits)
-    if found := pattern.search(mark.sub("\n", written)):
-        raise InputError(
-            f"the chat template puts the special token {found[0]!r} together from parts, where it cannot be told from "
-            "text that only spells it; write it in one piece"
-        )
-
-
-def _without(pattern: re.Pattern[str], value: Any) -> Any:
-    if isinstance(value, str):
-        return pattern.sub("\ufffd", value)
-    if isinstance(value, list):
-        return [{key: _without(pattern, text) for key, text in message.items()} for message in value]
-    return value
+    for text, special in pieces:
+        if special is None and (found := marks.tokens.search(text)):
+            raise InputError(
+                f"the chat template puts the special token {found[0]!r} together from parts, where it cannot be told "
+                "from text that only spells it; write it in one piece"
+            )
 
 
 def _variables(messages: Messages, add_generation_prompt: bool, variables: Mapping[str, str | bool]) -> dict[str, Any]:

@@ -121,16 +121,21 @@ class _Worker:
             return
         process.kill()
         process.wait()
-        for pipe in (process.stdin, process.stdout):
-            assert pipe is not None
-            with contextlib.suppress(OSError):  # what was left unsent
-                pipe.close()
+        _close_pipes(process)
 
     def forget(self) -> None:
         """After a fork: the process is the parent's; this one starts its own."""
         process, self._process, self._lock = self._process, None, threading.Lock()
         if process is not None:
             process.returncode = 0
+            _close_pipes(process)
+
+
+def _close_pipes(process: subprocess.Popen[bytes]) -> None:
+    for pipe in (process.stdin, process.stdout):
+        assert pipe is not None
+        with contextlib.suppress(OSError):  # what was left unsent
+            pipe.close()
 
 
 def _start() -> subprocess.Popen[bytes]:

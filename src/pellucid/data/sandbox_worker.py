@@ -207,7 +207,7 @@ def _limit_processor(seconds: float) -> None:
 
 def _warm_up(environment: Any) -> None:
     """Load every module that rendering or a mistake in a template will need, while files can be opened."""
-    for module in ("jinja2.debug", "textwrap", "pprint"):  # what jinja2 imports late
+    for module in ("jinja2.debug", "textwrap", "pprint", "html"):  # what jinja2 imports late
         importlib.import_module(module)
     good = "{% for m in x %}{{ loop.index ~ m|tojson|replace('a', 'b') }}{% endfor %}"
     request = {"template": good, "specials": ["<"], "marks": ["<"], "variables": {"x": ["a"]}, "output": 9}

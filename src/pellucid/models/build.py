@@ -34,8 +34,8 @@ def build(
     """
     with torch.device("meta"):
         model = _assemble(config, backend)
-    model.to_empty(device=device)
     if torch.device(device).type != "meta":
+        model.to_empty(device=device)
         _fill(model, config, seed)
     if config.tie_word_embeddings:
         model.lm_head.weight = model.embed_tokens.weight

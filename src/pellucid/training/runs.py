@@ -59,13 +59,13 @@ def is_run(path: Path) -> bool:
 
 
 def find_runs(folder: str | Path) -> list[Path]:
-    """The run folders in ``folder`` and some levels below it, by name; itself, if it is one."""
+    """The run folders in ``folder`` and three levels below it, by name; itself, if it is one."""
     top = Path(folder)
     if not top.is_dir():
         raise InputError(f"{top} is not a folder; name a run folder, or one that holds some")
     found: list[Path] = []
     level = [top]
-    for _ in range(_DEEPEST):
+    for _ in range(_DEEPEST + 1):
         found += [path for path in level if is_run(path)]
         level = [sub for path in level if not is_run(path) for sub in _folders(path)]
     if not found:

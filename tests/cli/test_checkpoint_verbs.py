@@ -1,0 +1,129 @@
+"""``pellucid show`` and ``pellucid verify``."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from pellucid.checkpoints import load, save
+from pellucid.checkpoints.store import CONTRACT, WEIGHTS
+from pellucid.cli.main import main
+from pellucid.models import ModelConfig, build
+
+Captured = pytest.CaptureFixture[str]
+CONFIG = {
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "layers": ["causal & window(4)", "causal", "causal"],
+    "attention": {"num_attention_heads": 4, "num_key_value_heads": 2},
+    "ffn": {"kind": "gated", "intermediate_size": 24},
+}
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("verbs") / "good"
+    save(folder, build(ModelConfig.from_mapping(CONFIG), seed=1), max_shard_bytes=4000)
+    return folder
+
+
+@pytest.fixture
+def bad(tmp_path: Path) -> Path:
+    """A weight of another shape, one too many, one missing."""
+    folder = tmp_path / "bad"
+    save(folder, build(ModelConfig.from_mapping(CONFIG), seed=1))
+    tensors = load_file(folder / WEIGHTS)
+    tensors["norm.weight"] = torch.ones(17)
+    tensors["extra"] = torch.ones(1)
+    del tensors["layers.0.ffn.up_proj.weight"]
+    save_file(tensors, folder / WEIGHTS)
+    return folder
+
+
+def test_show_says_what_a_checkpoint_is(good: Path, capsys: Captured) -> None:
+    assert main(["show", str(good)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    total = sum(weight.numel() for weight in load(good).model.parameters())
+    found = {line.split("  ")[0]: line.split("  ", 1)[1].strip() for line in lines if "  " in line}
+    assert found["parameters"] == f"{total:,}"
+    assert found["layers"] == "1 × causal() & window(4), 2 × causal()"
+    assert found["heads"] == "4 of 4, 2 for keys and values"
+    assert found["positions"] == "rope (theta 10000.0, pairing half)"
+    assert found["head"] == "tied to the embedding"
+    assert found["text"] == "no tokenizer"
+    assert found["witness"] == "plain, padded, packed, continued, far, training"
+    row = next(line for line in lines if line.startswith("layers.2.attention.k_proj.weight")).split()
+    assert row[1:3] == ["float32[8,", "16]"]
+    assert row[3].startswith("model-0000")
+    assert lines[-1] == "29 loaded, 1 tied"
+
+
+def test_show_as_json(good: Path, capsys: Captured) -> None:
+    assert main(["show", str(good), "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["complete"] is True
+    assert data["changed"] == ""
+    assert data["contract"]["model"]["layers"] == ["causal() & window(4)", "causal()", "causal()"]
+    tied = next(row for row in data["tensors"] if row["name"] == "lm_head.weight")
+    assert tied == {
+        "name": "lm_head.weight", "tensor": None, "file": None, "status": "tied", "detail": "is embed_tokens.weight",
+    }  # fmt: skip
+
+
+def test_show_names_every_tensor_that_is_wrong(bad: Path, capsys: Captured) -> None:
+    assert main(["show", str(bad)]) == 1
+    out = capsys.readouterr().out
+    assert out.splitlines()[-1] == "27 loaded, 1 tied, 1 missing, 1 surplus, 1 mismatched"
+    assert "mismatched  the contract wants float32[16], the file holds float32[17]" in out
+    assert main(["show", str(bad), "--json"]) == 1
+    rows = {row["name"]: row["status"] for row in json.loads(capsys.readouterr().out)["tensors"]}
+    assert rows["extra"] == "surplus"
+    assert rows["layers.0.ffn.up_proj.weight"] == "missing"
+
+
+def test_show_says_that_a_contract_was_changed(good: Path, tmp_path: Path, capsys: Captured) -> None:
+    folder = Path(shutil.copytree(good, tmp_path / "a"))
+    (folder / CONTRACT).write_text((folder / CONTRACT).read_text().replace("10000.0", "20000.0"))
+    assert main(["show", str(folder)]) == 1
+    assert "says something else than when it was written" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("level", [None, "headers", "digests", "witness"])
+def test_verify_passes_what_was_saved(good: Path, capsys: Captured, level: str | None) -> None:
+    assert main(["verify", str(good), *(["--level", level] if level else [])]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[-1] == f"passed ({level or 'witness'})"
+    assert (len(out) > 8) == (level in (None, "witness"))
+
+
+def test_verify_tells_a_mismatch_from_what_cannot_be_read(
+    good: Path, bad: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    """Exit code 1: it is not what its contract says; 2: nobody can say what it is."""
+    assert main(["verify", str(bad), "--level", "headers"]) == 1
+    assert "failed: " in capsys.readouterr().out
+    folder = Path(shutil.copytree(good, tmp_path / "a"))
+    shard = next(folder.glob("model-*.safetensors"))
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 0x40
+    shard.write_bytes(content)
+    assert main(["verify", str(folder), "--level", "headers"]) == 0
+    capsys.readouterr()
+    assert main(["verify", str(folder), "--json"]) == 1
+    data = json.loads(capsys.readouterr().out)
+    assert data["passed"] is False
+    assert "was changed or damaged" in data["problem"]
+    shard.write_bytes(content[:-1])
+    assert main(["verify", str(folder)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert main(["verify", str(tmp_path / "nowhere")]) == 2
+
+
+def test_verify_refuses_a_level_that_is_none(good: Path, capsys: Captured) -> None:
+    assert main(["verify", str(good), "--level", "all"]) == 2
+    assert "choose one of headers, digests, witness" in capsys.readouterr().err
