@@ -6,9 +6,9 @@ import sys
 
 import pytest
 import torch
-from helpers.tiny import tiny_model
 
 import pellucid
+from helpers.tiny import tiny_model
 from pellucid.data import Batch
 from pellucid.nn.backends import ragged, reference, sdpa
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from torch import Tensor, nn
 
-from pellucid.checkpoints.files import canonical_digest, read_json
+from pellucid.checkpoints.files import canonical_digest, levels_of, read_json
 from pellucid.checkpoints.header import TensorSpec
 from pellucid.checkpoints.report import MismatchError
 from pellucid.checkpoints.witness import Witness
@@ -165,20 +165,14 @@ def _refuse_garbage(path: Path, data: Mapping[str, Any]) -> None:
     if odd is not None:
         wanted = "a dtype and shape like 'float32[256, 64]' is wanted"
         raise CheckpointError(f"{path}: tensors holds {odd[:80]!r}, but {wanted}")
-    values, keys = _counted([value for key, value in data.items() if key not in ("tied", "tensors", "digests")])
-    if values > _MOST_VALUES or len(data) + keys > _MOST_KEYS:
+    detailed = {key: value for key, value in data.items() if key not in ("tied", "tensors", "digests")}
+    parts = [part for level in levels_of(detailed) for part in level]
+    values, keys = sum(map(len, parts)), sum(len(part) for part in parts if isinstance(part, dict))
+    if values > _MOST_VALUES or keys > _MOST_KEYS:
         raise CheckpointError(
-            f"{path} holds {values} values and {len(data) + keys} keys besides its lists of tensors; "
+            f"{path} holds {values} values and {keys} keys besides its lists of tensors; "
             f"at most {_MOST_VALUES} and {_MOST_KEYS} are read"
         )
-
-
-def _counted(data: Any) -> tuple[int, int]:
-    """How many values there are in ``data``, and how many of them have a key."""
-    inside = list(data.values()) if isinstance(data, dict) else data if isinstance(data, list) else []
-    counts = [_counted(value) for value in inside]
-    keys = len(inside) if isinstance(data, dict) else 0
-    return 1 + sum(values for values, _ in counts), keys + sum(inner for _, inner in counts)
 
 
 def stored_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:

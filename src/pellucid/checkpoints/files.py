@@ -11,7 +11,7 @@ import json
 import math
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
@@ -63,7 +63,7 @@ def read_json(path: Path, most: int) -> dict[str, Any]:
         raise CheckpointError(f"{path} cannot be read as JSON: {str(error)[:200]}") from error
     if not isinstance(data, dict):
         raise CheckpointError(f"{path} is not a mapping; it is not what its name says")
-    if _deeper(data, MOST_LEVELS):
+    if any(level >= MOST_LEVELS for level, _ in enumerate(levels_of(data))):
         raise CheckpointError(f"{path} nests values deeper than {MOST_LEVELS} levels; it is not what its name says")
     return data
 
@@ -93,8 +93,10 @@ def _finite(text: str) -> float:
     return value if math.isfinite(value) else _no_number(text)
 
 
-def _deeper(data: Any, levels: int) -> bool:
-    if not isinstance(data, dict | list):
-        return False
-    inside = data.values() if isinstance(data, Mapping) else data
-    return levels == 0 or any(_deeper(value, levels - 1) for value in inside)
+def levels_of(data: Any) -> Iterator[list[Any]]:
+    """The mappings and lists in ``data``, level by level."""
+    parts = [data]
+    while parts:
+        yield parts
+        inside = [value for part in parts for value in (part.values() if isinstance(part, dict) else part)]
+        parts = [value for value in inside if isinstance(value, dict | list)]

@@ -1,7 +1,8 @@
 """How large a model the demo can teach in its minutes on this machine.
 
 A model that is too large sees too little text, one that is too small has no room for it. On this data a model of N
-parameters wants about N/2 tokens at least, which cost 6 · N · N/2 operations (forward and backward; Kaplan et al. 2020 §2.1).
+parameters wants about N/2 tokens at least, which cost 6 · N · N/2 operations, forward and backward (Kaplan et al.
+2020 §2.1).
 """
 
 from __future__ import annotations

@@ -41,18 +41,18 @@ class Prepared:
     call: Call
     arguments: dict[str, Any]
     folded: bool
-    seeing_BT: Tensor | None
-    bad_BS: Tensor | None
+    seeing: Tensor | None  # Bool[B, T]
+    bad: Tensor | None  # Bool[B, S]
 
     def finish(self, out: Tensor) -> Tensor:
         """The kernel's answer as ``[B, T, N, U]``: blind queries exactly 0, NaN where a visible key was NaN."""
         out_BTNU = out.flatten(1, 2).unsqueeze(1) if self.folded else out.transpose(1, 2)
-        if self.seeing_BT is not None:
+        if self.seeing is not None:
             zero = torch.zeros((), dtype=out.dtype, device=out.device)
-            out_BTNU = torch.where(self.seeing_BT[:, :, None, None], out_BTNU, zero)
-        if self.bad_BS is None:
+            out_BTNU = torch.where(self.seeing[:, :, None, None], out_BTNU, zero)
+        if self.bad is None:
             return out_BTNU
-        return made_loud(out_BTNU, self.bad_BS, self.call.rule.mask(self.call.queries, self.call.keys))
+        return made_loud(out_BTNU, self.bad, self.call.rule.mask(self.call.queries, self.call.keys))
 
 
 def prepare(call: Call) -> Prepared:
