@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,16 @@ from pellucid.models import build
 BATCH = Batch.from_rows([[5, 8, 2], [7]])
 
 
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shards") / "a"
+    save(folder, tiny_model(seed=1), max_shard_bytes=20_000)
+    return folder
+
+
 @pytest.fixture
-def sharded(tmp_path: Path) -> Path:
-    save(tmp_path / "a", tiny_model(seed=1), max_shard_bytes=20_000)
-    return tmp_path / "a"
+def sharded(original: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(original, tmp_path / "a"))
 
 
 def shards(folder: Path) -> list[Path]:

@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import resource
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,10 +54,16 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.train(["to be or not to be, that is the question"] * 3, vocab_size=270)
 
 
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("store") / "saved"
+    store.save(folder, build(CONFIGS["tied"], seed=1))
+    return folder
+
+
 @pytest.fixture
-def saved(tmp_path: Path) -> Path:
-    store.save(tmp_path / "saved", build(CONFIGS["tied"], seed=1))
-    return tmp_path / "saved"
+def saved(original: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(original, tmp_path / "saved"))
 
 
 def same(a: Decoder, b: Decoder) -> bool:

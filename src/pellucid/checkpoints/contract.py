@@ -106,12 +106,17 @@ def described(model: nn.Module) -> ModelConfig:
 
 
 def contract_of(
-    model: nn.Module, text: TextContract | None, *, digests: Mapping[str, str], witness: Witness
+    model: nn.Module,
+    config: ModelConfig,
+    *,
+    text: TextContract | None,
+    digests: Mapping[str, str],
+    witness: Witness,
 ) -> Contract:
-    """The contract that ``model`` keeps."""
+    """The contract that ``model``, which is :func:`described` by ``config``, keeps."""
     stored, tied = stored_tensors(model)
     return Contract(
-        model=described(model),
+        model=config,
         text=text,
         tied=tied,
         tensors={name: str(TensorSpec.of(tensor)) for name, tensor in stored.items()},

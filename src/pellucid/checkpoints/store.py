@@ -87,7 +87,7 @@ def write(
         _write_template(folder / TEMPLATE, chat_template, tokenizer)
     names += [name for name in BESIDE if (folder / name).exists()]
     digests = {name: digest(folder / name) for name in names}
-    contract = contract_of(model, text, digests=digests, witness=witness)
+    contract = contract_of(model, config, text=text, digests=digests, witness=witness)
     (folder / CONTRACT).write_text(contract.to_text(), encoding="utf-8")
 
 

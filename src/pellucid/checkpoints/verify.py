@@ -8,7 +8,7 @@ from typing import Any
 
 from pellucid.checkpoints.folder import Check, open_folder
 from pellucid.checkpoints.report import LoadReport, MismatchError
-from pellucid.checkpoints.store import read_tokenizer
+from pellucid.checkpoints.store import read_template, read_tokenizer
 from pellucid.checkpoints.witness import UNWITNESSED, Difference, WitnessError
 from pellucid.records import Table, number
 
@@ -57,6 +57,7 @@ def verify(path: str | Path, level: Check = "witness") -> Verification:
     try:
         _, differences = folder.check(level)
         read_tokenizer(folder)
+        read_template(folder)
     except WitnessError as error:
         differences, problem = error.differences, str(error)
     except MismatchError as error:
