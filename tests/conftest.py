@@ -1,5 +1,6 @@
 """Tensor shapes in annotations are checked while tests run, and every test starts from the same seed."""
 
+import hypothesis
 import jaxtyping
 
 import helpers.shape_checks  # noqa: F401  (the hook below looks it up by name)
@@ -10,6 +11,9 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 
 torch.set_num_threads(1)
+# Busy machines are no failures, and a failure must be the same one when it is looked at again.
+hypothesis.settings.register_profile("pellucid", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("pellucid")
 
 
 @pytest.fixture(autouse=True)
