@@ -167,3 +167,9 @@ def test_methods_that_a_probe_lacks_say_so():
     ):
         with pytest.raises(InputError, match="bare has no"):
             ask(request)
+
+
+@pytest.mark.parametrize("nothing", [[], "", "future"])
+def test_an_audit_of_nothing_is_bad_input(nothing):
+    with pytest.raises(InputError, match="a list of names is needed: one or more of future"):
+        audit(lambda tokens: tokens, checks=nothing)

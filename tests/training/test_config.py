@@ -7,6 +7,7 @@ import pytest
 
 from pellucid.configfile import to_yaml
 from pellucid.errors import ConfigError
+from pellucid.training import train
 from pellucid.training.config import AdamW, Minutes, Muon, Steps, TrainConfig
 
 WORDS: dict[str, Any] = {
@@ -83,3 +84,21 @@ def test_what_is_written_reads_back_equal(tmp_path: Path) -> None:
     assert TrainConfig.from_file(tmp_path / "config.yaml") == wanted
     changed = TrainConfig.from_file(tmp_path / "config.yaml", ["optimizer.adamw.rate=3e-4", "seed=4"])
     assert changed == wanted.model_copy(update={"seed": 4, "optimizer": Muon(adamw=AdamW(rate=3e-4, weight_decay=0.0))})
+
+
+@pytest.mark.parametrize("rule", ["lookahead(1)", "everything", "causal | prefix(3)", "window(4)", "chunk(8)"])
+def test_a_rule_that_shows_a_token_its_own_label_is_refused(rule: str) -> None:
+    """L45: such a model learns faster, to a lower loss, and nothing."""
+    model = {name: value for name, value in WORDS["model"].items() if name != "num_hidden_layers"}
+    with pytest.raises(
+        ConfigError, match=r"lets a token see the next one, which it has to predict; add causal: 'causal"
+    ):
+        config(model={**model, "layers": ["causal()", rule]})
+    assert config(model={**model, "layers": ["causal()", f"causal & ({rule})"]})
+
+
+@pytest.mark.parametrize("device", ["banana", "cuda:77"])
+def test_a_device_that_is_not_there_is_refused_before_a_folder_is_made(device: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"device '{device}' cannot be used here"):
+        train(config(device=device), tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -33,8 +33,9 @@ class AuditReport:
 
     @property
     def passed(self) -> bool:
-        """Nothing leaked and nothing raised."""
-        return not any(finding.failed for finding in self.findings)
+        """Something was shown to hold, nothing leaked and nothing raised."""
+        shown = any(finding.status in ("pass", "fragile") for finding in self.findings)
+        return shown and not any(finding.failed for finding in self.findings)
 
     @property
     def verdicts(self) -> dict[str, Status]:
@@ -108,6 +109,8 @@ def audit(
 def _chosen(names: Sequence[str] | None) -> list[Check]:
     if names is None:
         return list(CHECKS.values())
+    if isinstance(names, str) or not names:
+        raise InputError(f"checks is {names!r}, but a list of names is needed: one or more of {', '.join(CHECKS)}")
     for name in names:
         if name not in CHECKS:
             near = difflib.get_close_matches(name, CHECKS, 1, 0.5)

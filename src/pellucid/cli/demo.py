@@ -31,7 +31,7 @@ PROMPTS = (
 NEW_TOKENS = 40
 
 MinutesOption = Annotated[
-    float | None, typer.Option(min=0.01, help="How long to train. Default: 4.25.", show_default=False)
+    float | None, typer.Option(min=0.01, help="How long to train. Default: 4.65.", show_default=False)
 ]
 Out = Annotated[Path, typer.Option(help="The run folder; an older demo in it is moved aside.")]
 

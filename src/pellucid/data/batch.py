@@ -64,6 +64,8 @@ class Batch:
     @classmethod
     def from_documents(cls, rows: Sequence[Sequence[Row]], *, side: Side = "right", length: int | None = None) -> Batch:
         """Rows of documents: the general form of :meth:`from_rows` and :meth:`packed`. Empty documents are allowed."""
+        for document in (document for row in rows for document in row):
+            _refuse_other_than_ids(document)
         longest = max((sum(map(len, row)) for row in rows), default=0)
         slots = longest if length is None else length
         if not rows:
@@ -127,3 +129,16 @@ class Batch:
         )
         result.__dict__["counted"] = moved(counted)
         return result
+
+
+def _refuse_other_than_ids(document: Row) -> None:
+    """Token ids are whole numbers; nothing is rounded to one in silence."""
+    try:
+        ids = np.asarray(document)
+    except (ValueError, OverflowError):
+        ids = np.asarray("")
+    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+        raise DataError(
+            f"a document is a list of token ids (whole numbers), not {str(document)[:60]!r}; "
+            "rows look like [[5, 8, 2], [7]]"
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from pellucid.errors import ConfigError
 from pellucid.models import config as words
 from pellucid.models.config import ModelConfig
 from pellucid.models.decoder import Decoder
@@ -32,6 +33,10 @@ def build(
     ``backend`` names the attention kernel for every layer; it changes speed, never results. On the ``meta`` device
     no memory is used and no weights are drawn.
     """
+    if not isinstance(config, ModelConfig):
+        raise ConfigError(
+            f"build takes a ModelConfig, not {type(config).__name__}; make one with ModelConfig(**mapping)"
+        )
     with torch.device("meta"):
         model = _assemble(config, backend)
     if torch.device(device).type != "meta":

@@ -10,6 +10,7 @@ from pellucid.configfile import Config
 from pellucid.data.text import HELDOUT_SHARE
 from pellucid.models.config import ModelConfig
 from pellucid.training.precision import Precision
+from pellucid.visibility import causal
 
 Rate = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -143,9 +144,20 @@ class TrainConfig(Config):
     keep: Positive = 2
     """How many of the newest checkpoints stay; the best one stays besides."""
     seed: Count = 0
-    threads: Positive | None = None
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Threads of torch; left out, torch decides."""
     device: str = "cpu"
+
+    @model_validator(mode="after")
+    def _labels_are_hidden(self) -> TrainConfig:
+        # The objective is the next token: a layer that looks ahead would read its own label, and learn to copy it.
+        seeing = next((rule for rule in self.model.rules if rule.ahead != 0), None)
+        if seeing is not None:
+            raise ValueError(
+                f"the rule {seeing} in model.layers lets a token see the next one, which it has to predict; "
+                f"add causal: {(causal() & seeing).describe()!r}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _windows_fit(self) -> TrainConfig:

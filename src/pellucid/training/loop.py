@@ -23,7 +23,7 @@ from pellucid.training.events import (
 )
 from pellucid.training.interrupts import Interrupts
 from pellucid.training.monitors import Metrics, told
-from pellucid.training.prepare import Parts, prepare, settled
+from pellucid.training.prepare import Parts, prepare, refuse_missing_device, settled
 from pellucid.training.result import TrainResult
 from pellucid.training.run_folder import RunFolder, step_name
 from pellucid.training.schedule import multiplier, progress
@@ -46,6 +46,7 @@ def train(
         TrainingError: the run must not go on; the message names the last good checkpoint.
         StorageError: the disk took no more; likewise.
     """
+    refuse_missing_device(config.device)
     goes_on = (Path(run_folder) / "config.yaml").is_file() if resume is None else resume
     if goes_on:
         run, config = RunFolder.reopen(run_folder, config, exactly=resume is None)

@@ -90,6 +90,17 @@ def settled(config: TrainConfig) -> TrainConfig:
     return config.settled(fastest(config.device))
 
 
+def refuse_missing_device(name: str) -> None:
+    """An error for a device that torch does not know, or that this machine does not have."""
+    try:
+        torch.zeros(1, device=name).add_(1).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0][:150]
+        raise ConfigError(
+            f"device {name!r} cannot be used here ({reason}); choose cpu, or one that torch offers"
+        ) from error
+
+
 def go_on(last: Path, model: Decoder, loader: Loader, optimizers: Optimizers) -> state.Counters:
     """Put model, loader, optimizers and random generators back to where ``last`` was saved."""
     stored = store.load(last, check="digests").model
