@@ -11,8 +11,7 @@
 
 from pellucid.visibility.coordinates import Coordinates, Layout, Run
 from pellucid.visibility.foreign import from_additive, from_hidden, from_visible
-from pellucid.visibility.rules import (
-    Rule,
+from pellucid.visibility.named import (
     blocks,
     causal,
     chunk,
@@ -22,6 +21,7 @@ from pellucid.visibility.rules import (
     sinks,
     window,
 )
+from pellucid.visibility.rules import Rule
 from pellucid.visibility.text import parse
 
 __all__ = [

@@ -21,7 +21,7 @@ Reach = tuple[int | None, int]
 
 
 class Rule(ABC):
-    """Who may see whom. Build rules with the functions below; combine them with ``&`` and ``|``."""
+    """Who may see whom. Rules are made by the functions in ``named`` and combined with ``&`` and ``|``."""
 
     __slots__ = ()
 
@@ -360,51 +360,3 @@ def _need_groups(coordinates: Coordinates, rule: Rule) -> Tensor:
     if coordinates.groups is None:
         raise ConfigError(f"{rule} reads groups, but these coordinates carry none; give Coordinates(groups=…)")
     return coordinates.groups
-
-
-def _count(value: int, name: str, least: int, hint: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigError(f"{name} takes a whole number, not {value!r}")
-    if value < least:
-        raise ConfigError(f"{name} is {value}, but must be at least {least}; {hint}")
-    return value
-
-
-def everything() -> Rule:
-    """All tokens of the document, both ways."""
-    return Everything()
-
-
-def causal() -> Rule:
-    """The token itself and all before it."""
-    return Lookahead(0)
-
-
-def lookahead(n: int) -> Rule:
-    """At most ``n`` tokens ahead (right context); ``lookahead(0)`` is ``causal()``."""
-    return Lookahead(_count(n, "lookahead(n)", 0, "use window(w) to bound the past"))
-
-
-def window(w: int) -> Rule:
-    """The current token and the ``w - 1`` before it. Bounds the past only: combine with ``causal()``."""
-    return Window(_count(w, "window(w)", 1, "leave the rule out for no window"))
-
-
-def prefix(n: int | None = None) -> Rule:
-    """The first ``n`` tokens of each document (or, without ``n``, its tokens with a group) are seen by all of it."""
-    return Prefix(None if n is None else _count(n, "prefix(n)", 1, "leave the rule out for no prefix"))
-
-
-def chunk(n: int) -> Rule:
-    """Only the chunk of ``n`` positions that the query is in."""
-    return Chunk(_count(n, "chunk(n)", 1, "leave the rule out for no chunks"))
-
-
-def sinks(n: int) -> Rule:
-    """The first ``n`` tokens of the document, never ahead: ``causal() & (window(w) | sinks(n))``."""
-    return Sinks(_count(n, "sinks(n)", 1, "leave the rule out for no sinks"))
-
-
-def blocks() -> Rule:
-    """Tokens of one group see each other both ways: ``causal() | blocks()``."""
-    return Blocks()

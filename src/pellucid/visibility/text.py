@@ -4,7 +4,7 @@ import ast
 from collections.abc import Sequence
 
 from pellucid.errors import ConfigError
-from pellucid.visibility import rules
+from pellucid.visibility import named
 from pellucid.visibility.rules import Rule
 
 NAMES = ("blocks", "causal", "chunk", "everything", "lookahead", "prefix", "sinks", "window")
@@ -47,7 +47,7 @@ def _call(name: str, numbers: Sequence[object], text: str) -> Rule:
     if name not in NAMES:
         raise ConfigError(f"visibility rule {text!r}: there is no rule {name!r}; there are {', '.join(NAMES)}")
     try:
-        made = getattr(rules, name)(*numbers)
+        made = getattr(named, name)(*numbers)
     except TypeError as error:
         raise ConfigError(
             f"visibility rule {text!r}: {name} was given {len(numbers)} numbers; see pellucid.visibility.{name}"
