@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from pellucid.errors import DataError, ShapeError
 from pellucid.shapes import Int, Tensor
@@ -64,18 +65,17 @@ class Batch:
     @classmethod
     def from_documents(cls, rows: Sequence[Sequence[Row]], *, side: Side = "right", length: int | None = None) -> Batch:
         """Rows of documents: the general form of :meth:`from_rows` and :meth:`packed`. Empty documents are allowed."""
-        for document in (document for row in rows for document in row):
-            _refuse_other_than_ids(document)
-        longest = max((sum(map(len, row)) for row in rows), default=0)
+        ids = [[_ids(document) for document in row] for row in rows]
+        longest = max((sum(map(len, row)) for row in ids), default=0)
         slots = longest if length is None else length
-        if not rows:
+        if not ids:
             raise DataError("a batch needs at least one row, but none was given")
         if longest > slots:
             raise ShapeError(f"a row holds {longest} tokens, but length is {slots}; cut the row or raise length")
         if side not in ("right", "left", "both"):
             raise ShapeError(f"padding side is {side!r}; choose right, left or both")
-        tokens, positions, segments = (np.zeros((len(rows), slots), dtype=np.int64) for _ in range(3))
-        for index, row in enumerate(rows):
+        tokens, positions, segments = (np.zeros((len(ids), slots), dtype=np.int64) for _ in range(3))
+        for index, row in enumerate(ids):
             start = {"right": 0, "left": 1.0, "both": 0.5}[side] * (slots - sum(map(len, row)))
             slot = int(start)
             for number, document in enumerate((d for d in row if len(d)), 1):
@@ -131,8 +131,8 @@ class Batch:
         return result
 
 
-def _refuse_other_than_ids(document: Row) -> None:
-    """Token ids are whole numbers; nothing is rounded to one in silence."""
+def _ids(document: Row) -> NDArray[Any]:
+    """A document's token ids: whole numbers; nothing is rounded to one in silence."""
     try:
         ids = np.asarray(document)
     except (ValueError, OverflowError):
@@ -142,3 +142,4 @@ def _refuse_other_than_ids(document: Row) -> None:
             f"a document is a list of token ids (whole numbers), not {str(document)[:60]!r}; "
             "rows look like [[5, 8, 2], [7]]"
         )
+    return ids
