@@ -7,7 +7,7 @@ subclass :class:`Probe`, say in ``capabilities`` what it can be asked, and write
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
@@ -27,6 +27,11 @@ Capability = Literal[
     "crop",  # cache.crop(keep): only the first ``keep`` slots stay
     "snapshot",  # cache.snapshot(): a copy that shares nothing
     "unused",  # cache.fill_unused(value): writes into every slot that holds no token yet
+    "source",  # requests that carry a source: an encoder and a decoder that reads it
+    "positions",  # the positions of a request are obeyed where nothing else gives them away
+    "kernels",  # kernel(name): inside, one of the attention implementations in ``kernels`` is used
+    "attention",  # attention(): the weights of every layer
+    "checkpointing",  # checkpointing(): inside, activations are recomputed in the backward pass
 ]
 
 
@@ -38,7 +43,8 @@ class Request:
     1, 2, … within a row; positions restart at 0 in each document, and a part of a request (for a cache) keeps
     the positions of the whole. ``targets`` (``[B, T]`` booleans) says which tokens have to be predicted from
     what precedes them; None means every token but the first of its document. A shift of labels is the
-    target's own business. ``embeddings`` (``[B, T, D]``) stand in for the embeddings of the tokens.
+    target's own business. ``embeddings`` (``[B, T, D]``) stand in for the embeddings of the tokens. ``source``
+    is what the encoder of an encoder–decoder reads, row by row.
     """
 
     tokens: Tensor
@@ -46,6 +52,7 @@ class Request:
     segments: Tensor
     targets: Tensor | None = None
     embeddings: Tensor | None = None
+    source: Request | None = None
 
     @classmethod
     def from_rows(cls, rows: Sequence[Sequence[int]], *, side: Side = "right", length: int | None = None) -> Request:
@@ -58,6 +65,13 @@ class Request:
         return cls.from_documents([documents], length=length)
 
     @classmethod
+    def from_pairs(
+        cls, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], *, side: Side = "right"
+    ) -> Request:
+        """One source and one target a row."""
+        return replace(cls.from_rows(targets, side=side), source=cls.from_rows(sources, side=side))
+
+    @classmethod
     def from_documents(
         cls, rows: Sequence[Sequence[Sequence[int]]], *, side: Side = "right", length: int | None = None
     ) -> Request:
@@ -67,7 +81,8 @@ class Request:
         if longest > slots:
             raise ShapeError(f"a row holds {longest} tokens, but length is {slots}; raise length")
         laid_out = [_lay_out(row, side, slots) for row in rows]
-        return cls(*torch.tensor(laid_out, dtype=torch.int64).reshape(len(rows), 3, slots).unbind(1))
+        tokens, positions, segments = torch.tensor(laid_out, dtype=torch.int64).reshape(len(rows), 3, slots).unbind(1)
+        return cls(tokens, positions, segments)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -91,16 +106,17 @@ class Request:
         return (self.segments[row] == segment).nonzero()[:, 0]
 
     def part(self, start: int, stop: int) -> Request:
-        """Slots ``start … stop-1`` of every row."""
+        """Slots ``start … stop-1`` of every row; the whole of a source."""
         return self._each(lambda field: field[:, start:stop])
 
     def row(self, row: int) -> Request:
         """One row alone, as wide as it was."""
-        return self._each(lambda field: field[row : row + 1])
+        source = None if self.source is None else self.source.row(row)
+        return replace(self._each(lambda field: field[row : row + 1]), source=source)
 
-    def _each(self, cut: Callable[[Tensor], Tensor]) -> Request:
-        given = {name: value for name, value in vars(self).items() if value is not None}
-        return replace(self, **{name: cut(value) for name, value in given.items()})
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Request:
+        given: dict[str, Any] = {name: change(v) for name, v in vars(self).items() if isinstance(v, Tensor)}
+        return replace(self, **given)
 
     def with_token(self, row: int, slot: int, token: int) -> Request:
         """The same request with another token in one slot."""
@@ -120,10 +136,14 @@ class Request:
         """The same request with these embeddings in place of the tokens' own."""
         return replace(self, embeddings=embeddings_BTD)
 
+    def with_source(self, source: Request | None) -> Request:
+        """The same request beside another source."""
+        return replace(self, source=source)
+
     def to(self, device: torch.device) -> Request:
         """A copy on ``device`` that shares no integer tensor with this one."""
-        given = {name: value for name, value in vars(self).items() if value is not None and name != "embeddings"}
-        return replace(self, **{name: value.to(device, copy=True) for name, value in given.items()})
+        copied = self._each(lambda field: field if field.is_floating_point() else field.to(device, copy=True))
+        return replace(copied, source=None if self.source is None else self.source.to(device))
 
 
 def _lay_out(documents: Sequence[Sequence[int]], side: Side, slots: int) -> list[list[int]]:
@@ -156,15 +176,32 @@ class Visibility(Protocol):
 class Probe(Protocol):
     """How one target is called. Anything of this shape will do; subclassing it fills in the rest.
 
-    ``rules`` is the target's own declaration, one rule a layer: what the audit expects follows from it.
-    ``max_length`` is how many positions a document can have (None: no bound).
+    ``rules`` is the target's own declaration, one rule a layer: what the audit expects follows from it
+    (``declared`` is False where they are only assumed: seeing less is then no fault). ``source_rules`` are those
+    of an encoder whose memory the target reads. ``layer_names`` are the submodules that are these layers, each
+    from a hidden stream ``[B, T, D]`` to the next; None: they are looked for. ``memory_name`` is the submodule
+    whose output a decoder reads. ``max_length`` is how many positions a document can have (None: no bound).
+    ``shift_invariant``: adding one number to all positions changes nothing. ``forbidden_tokens`` are ids that an
+    audit must not use as text (pads, ends, image marks). ``sides`` are those on which the target says it can be
+    padded. ``ways`` are other ways of asking the same (see :meth:`asked`). A token that is learnt is predicted
+    by the slot ``predicts_from`` before it: 1, and 0 for a target that fills gaps.
     """
 
     name: str
     vocab_size: int
     rules: tuple[Visibility, ...]
+    declared: bool = True
+    source_rules: tuple[Visibility, ...] = ()
+    layer_names: tuple[str, ...] | None = None
+    memory_name: str | None = None
     module: nn.Module | None = None
     max_length: int | None = None
+    shift_invariant: bool = False
+    kernels: tuple[str, ...] = ()
+    forbidden_tokens: frozenset[int] = frozenset()
+    sides: tuple[Side, ...] = ("right", "left", "both")
+    ways: tuple[str, ...] = ()
+    predicts_from: int = 1
     capabilities: frozenset[Capability] = frozenset()
 
     def logits(self, request: Request) -> Tensor:
@@ -191,6 +228,22 @@ class Probe(Protocol):
         """``[B, T, V]`` scores of the next slots, which the cache then holds too."""
         raise UnsupportedError(f"{self.name} has no cache; leave 'cache' out")
 
+    def attention(self, request: Request) -> list[Tensor]:
+        """Each layer's attention weights, ``[B, N, T, T]``."""
+        raise UnsupportedError(f"{self.name} does not give its attention weights; leave 'attention' out")
+
+    def kernel(self, name: str) -> AbstractContextManager[None]:
+        """While inside, the attention implementation called ``name`` is used."""
+        raise UnsupportedError(f"{self.name} has one attention implementation; leave 'kernels' out")
+
+    def asked(self, way: str) -> AbstractContextManager[None]:
+        """While inside, requests are put to the target in another way that means the same."""
+        raise UnsupportedError(f"{self.name} is asked in one way; leave 'ways' empty")
+
+    def checkpointing(self) -> AbstractContextManager[None]:
+        """While inside, and in train mode, activations are recomputed in the backward pass."""
+        raise UnsupportedError(f"{self.name} does not recompute activations; leave 'checkpointing' out")
+
 
 @contextmanager
 def embeddings_replaced(embedding: nn.Module, embeddings_BTD: Tensor | None) -> Iterator[None]:
@@ -198,7 +251,7 @@ def embeddings_replaced(embedding: nn.Module, embeddings_BTD: Tensor | None) -> 
     if embeddings_BTD is None:
         yield
         return
-    handle = embedding.register_forward_hook(lambda *_: embeddings_BTD)
+    handle = embedding.register_forward_hook(lambda *_: embeddings_BTD.clone())
     try:
         yield
     finally:

@@ -1,8 +1,9 @@
-"""What the rooms report and ``reports`` draws: findings, tables, figures. Plain values, ready for JSON."""
+"""What the rooms report and ``reports`` draws: findings, tables, figures, flows. Plain values, ready for JSON."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -10,6 +11,15 @@ from pellucid.errors import InputError, ShapeError
 
 Status = Literal["pass", "leak", "fragile", "not_applicable", "error"]
 Cell = str | int | float | bool | None
+Sees = Sequence[Sequence[bool]]
+"""``[query][key]``: whether the query may see the key."""
+Sizes = Sequence[Sequence[float | None]]
+"""``[query][key]``: how far the query's output moved when the key was changed; None where it was not tried."""
+
+LONGEST_VIEW = 64
+"""The most tokens of a :class:`TokenView`."""
+MOST_WEIGHTS = 1 << 20
+"""The most attention weights of a :class:`TokenView`, over all layers and heads."""
 
 SEVERITY: dict[str, int] = {"not_applicable": 0, "pass": 1, "fragile": 2, "error": 3, "leak": 4}
 """Statuses from harmless to worst: the verdict over several findings is the worst of them."""
@@ -119,6 +129,158 @@ class Figure:
 
     def to_dict(self) -> dict[str, str]:
         return {"title": self.title, "svg": self.svg, "caption": self.caption}
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Who may see whom (``declared``) beside who really does (``measured``), over the slots of one request.
+
+    Rows are queries, columns keys; ``queries`` and ``keys`` name them (empty: they are numbered).
+    """
+
+    title: str
+    declared: Sees
+    measured: Sizes
+    queries: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        rows, columns = len(self.declared), len(self.declared[0]) if self.declared else 0
+        for name, matrix in (("declared", self.declared), ("measured", self.measured)):
+            _refuse_shape(f"{name} of flow {self.title!r}", matrix, rows, columns)
+        for name, names, want in (("queries", self.queries, rows), ("keys", self.keys, columns)):
+            if names and len(names) != want:
+                raise ShapeError(
+                    f"flow {self.title!r} names {len(names)} {name} but its matrices have {want}; name all or none"
+                )
+
+    @property
+    def leaks(self) -> list[tuple[int, int]]:
+        """``(query, key)`` pairs that moved although they must not."""
+        return [
+            (query, key)
+            for query, (may, sizes) in enumerate(zip(self.declared, self.measured, strict=True))
+            for key, (sees, size) in enumerate(zip(may, sizes, strict=True))
+            if has_moved(size) and not sees
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "title": self.title,
+            "declared": [list(row) for row in self.declared],
+            "measured": [[number(size) for size in row] for row in self.measured],
+            "queries": list(self.queries),
+            "keys": list(self.keys),
+            "note": self.note,
+        }
+
+
+@dataclass(frozen=True)
+class TokenView:
+    """A sample text, token by token.
+
+    ``may_see`` is what may reach each token through all layers; ``attention`` holds ``[layer][head][query][key]``
+    weights (empty: not known) and ``layers`` names the layers (empty: they are numbered). ``moved`` says how far
+    the output at each query moved when the key was replaced, and ``measure`` what its numbers mean. A text is at
+    most :data:`LONGEST_VIEW` tokens long.
+    """
+
+    title: str
+    tokens: tuple[str, ...]
+    may_see: Sees
+    attention: Sequence[Sequence[Sequence[Sequence[float]]]] = ()
+    moved: Sizes = ()
+    layers: tuple[str, ...] = ()
+    measure: str = "relative to the largest change"
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        count, what = len(self.tokens), f"of token view {self.title!r}"
+        if not 1 <= count <= LONGEST_VIEW:
+            raise ShapeError(f"token view {self.title!r} has {count} tokens; show 1 to {LONGEST_VIEW}")
+        _refuse_shape(f"may_see {what}", self.may_see, count, count)
+        if self.moved:
+            _refuse_shape(f"moved {what}", self.moved, count, count)
+        if any(len(heads) != len(self.attention[0]) for heads in self.attention):
+            raise ShapeError(f"attention {what} has layers of {sorted(set(map(len, self.attention)))} heads; give one")
+        if len(self.attention) * len(self.attention[0] if self.attention else ()) * count**2 > MOST_WEIGHTS:
+            raise ShapeError(
+                f"attention {what} has {len(self.attention)} layers of {len(self.attention[0])} heads over {count} "
+                f"tokens, more than {MOST_WEIGHTS} weights; show fewer tokens, layers or heads"
+            )
+        for layer, heads in enumerate(self.attention):
+            for head, weights in enumerate(heads):
+                _refuse_shape(f"attention[{layer}][{head}] {what}", weights, count, count)
+        if self.layers and len(self.layers) != len(self.attention):
+            raise ShapeError(
+                f"layers {what} names {len(self.layers)} of {len(self.attention)} layers; name all or none"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "title": self.title,
+            "tokens": list(self.tokens),
+            "may_see": [list(row) for row in self.may_see],
+            "attention": [
+                [[[number(weight) for weight in row] for row in weights] for weights in heads]
+                for heads in self.attention
+            ],
+            "moved": [[number(size) for size in row] for row in self.moved],
+            "layers": list(self.layers),
+            "measure": self.measure,
+            "note": self.note,
+        }
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One named series; points that are not finite are gaps."""
+
+    name: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.x) != len(self.y):
+            raise ShapeError(f"curve {self.name!r} has {len(self.x)} x but {len(self.y)} y; give one y an x")
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": self.name, "x": [number(x) for x in self.x], "y": [number(y) for y in self.y]}
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Series over one axis; ``log`` draws y on a logarithmic scale."""
+
+    title: str
+    curves: tuple[Curve, ...]
+    x_label: str = "step"
+    y_label: str = ""
+    log: bool = False
+    caption: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "title": self.title,
+            "curves": [curve.to_dict() for curve in self.curves],
+            "x_label": self.x_label,
+            "y_label": self.y_label,
+            "log": self.log,
+            "caption": self.caption,
+        }
+
+
+def has_moved(size: float | None) -> bool:
+    """Whether a measured size says that something moved; NaN did."""
+    return size is not None and size != 0
+
+
+def _refuse_shape(name: str, matrix: Sequence[Sequence[Any]], rows: int, columns: int) -> None:
+    widths = {len(row) for row in matrix}
+    if len(matrix) != rows or (rows and widths != {columns}):
+        got = f"{len(matrix)} rows of {', '.join(map(str, sorted(widths))) or 'no'} cells"
+        raise ShapeError(f"{name} has {got}, but {rows} rows of {columns} are needed")
 
 
 def number(value: float | None) -> float | str | None:

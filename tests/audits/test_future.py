@@ -128,7 +128,7 @@ def test_a_short_table_bounds_the_length():
     report = audit(toy)
     assert report.passed
     assert report.verdicts["cache"] == "not_applicable"
-    assert "needs 9 positions" in report.of("cache")[0].message
+    assert "needs 9 tokens in a row" in report.of("cache")[0].message
     assert report.verdicts["future"] == "pass"
 
 

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from pellucid.audits import audit
-from pellucid.audits.bench import Bench, Reading
-from pellucid.audits.judge import judge
-from pellucid.audits.probes import TokensProbe
+from pellucid.audits.method.bench import Bench, Reading
+from pellucid.audits.method.judge import judge
+from pellucid.audits.probes.tokens import TokensProbe
 
 
 class Kernel(nn.Module):

@@ -37,6 +37,33 @@ FIRST = {
     "SeesUnusedSlots": Where(0, 0),
     "WritesIntoTokens": Where(0, 3),
     "PoisonedByPads": Where(0, 0),
+    "SumsAngles": Where(0, 1),  # the first distance that matters
+    "FirstRowsAngles": Where(1, 1),
+    "IgnoresPositions": Where(0, 1),
+    "EncoderCountsSlots": Where(0, 4),  # three tokens behind four pads
+    "LeftPadsCount": Where(0, 4),
+    "DocumentsStartLate": Where(0, 3),
+    "OneCounterForAllRows": Where(1, 6),  # the row of 6 tokens, in the first chunk of one slot
+    "ClampsPositions": Where(0, 64),
+    "WrapsPositions": Where(0, 64),
+    "ChecksTheChunkOnly": Where(0, 64),
+    "CutsTheRow": Where(0, 64),
+    "DiscardsTheFill": Where(1, 3, 2),  # the first query after the hole
+    "LengthsFromTheMask": Where(1, 3, 2),
+    "SecondLayerUnmasked": Where(1, 0, 2),
+    "NoLayerMasked": Where(1, 0, 2),
+    "OnesWereHidden": Where(0, 0, 4),  # the first real token sees the first pad
+    "PaddingUpsideDown": Where(0, 2, 0),
+    "TriangleUpsideDown": Where(0, 0, 1),
+    "SoftmaxOverNothing": Where(1),
+    "DropsEmptyRows": Where(2, 0, None, 1),  # the row behind the empty one
+    "MeanOfNothing": Where(1, 0),
+    "ScaledOnlyInEval": Where(0, 1),
+    "NumbersItsRows": Where(0, 0),
+    "RemembersTheLongest": Where(0, 1),
+    "WindowLostByOneKernel": Where(0, 3),
+    "WindowWiderByOneKernel": Where(0, 3),
+    "PackedByOneKernel": Where(0, 3),
 }
 
 

@@ -88,9 +88,55 @@ def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    target = tmp_path / "file" / "target"
-    with pytest.raises(CheckpointError, match=f"cannot write {target}: "), new_folder(target):
+    long = "n" * 256
+    for target, words in (
+        (tmp_path / "file" / "target", f"{tmp_path}/file is not a folder; choose another place"),
+        (tmp_path / "file" / "a" / "b", f"{tmp_path}/file is not a folder; choose another place"),
+        (tmp_path / long, "a name in it has 256 bytes, at most 255 are possible; choose a shorter one"),
+        (tmp_path / long / "a", "a name in it has 256 bytes, at most 255 are possible; choose a shorter one"),
+        (tmp_path / "/".join(["a" * 200] * 30), "the whole path is too long; choose a shorter one"),
+    ):
+        with pytest.raises(CheckpointError, match=f"cannot write {target}: {words}"), new_folder(target):
+            pytest.fail("the block must not be entered")
+        assert os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs Linux")
+def test_a_place_where_the_system_makes_nothing_is_named() -> None:
+    words = "cannot write /proc/target: the system lets nobody make anything in /proc; choose another place"
+    with pytest.raises(CheckpointError, match=words), new_folder("/proc/target"):
         pytest.fail("the block must not be entered")
+
+
+@pytest.mark.parametrize("name", ["n" * 250, "n" * 255, "é" * 127, "漢" * 85])
+def test_a_name_may_be_as_long_as_names_can_be(tmp_path: Path, name: str) -> None:
+    """What is unfinished has a name of its own, which must fit as well."""
+    with new_folder(tmp_path / name) as folder:
+        assert len(os.fsencode(folder.name)) <= 255
+        assert ".unfinished-" in folder.name
+    write_text(tmp_path / f"t{name[1:]}", "text")
+    assert sorted(os.listdir(tmp_path)) == sorted([name, f"t{name[1:]}"])
+    discard_folder(tmp_path / name)
+    assert os.listdir(tmp_path) == [f"t{name[1:]}"]
+
+
+def test_a_way_back_makes_nothing_on_the_way(tmp_path: Path) -> None:
+    with new_folder(tmp_path / "zz" / ".." / "zy"):
+        pass
+    assert os.listdir(tmp_path) == ["zy"]
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "link").symlink_to("inner")
+    with new_folder(tmp_path / "link" / ".." / "zx"):
+        pass
+    assert sorted(os.listdir(tmp_path)) == ["inner", "link", "zx", "zy"]
+    with pytest.raises(CheckpointError, match="does not end in a name"), new_folder(tmp_path / "zz" / ".."):
+        pytest.fail("the block must not be entered")
+
+
+def test_parents_that_were_made_for_nothing_are_gone(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), new_folder(tmp_path / "a" / "b" / "c") as folder:
+        assert 1 // len(os.listdir(folder))
+    assert os.listdir(tmp_path) == []
 
 
 def test_text_is_replaced_in_one_step(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def _swapped(content: bytes) -> bytes:
 
 
 DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str, str]] = {
-    "empty": (_resized(0), "headers", "cut short"),
+    "empty": (_resized(0), "headers", "is empty; it was never written to its end"),
     "cut in the header": (_resized(100), "headers", "cut short"),
     "cut by a byte": (lambda c: c[:-1], "headers", "holds .* bytes of data but its tensors need"),
     "longer by a byte": (lambda c: c + b"\0", "headers", "holds .* bytes of data but its tensors need"),

@@ -15,8 +15,10 @@ from helpers.folders import describe, resign
 from helpers.tiny import KINDS, tiny_config
 from pellucid.checkpoints import MismatchError, WitnessError, load, save, verify
 from pellucid.checkpoints.contract import Contract, TextContract, blank_model, outline
+from pellucid.checkpoints.probes import FARTHEST
+from pellucid.checkpoints.spoken import TextWitness
 from pellucid.checkpoints.store import CONTRACT
-from pellucid.checkpoints.witness import UNWITNESSED
+from pellucid.checkpoints.witness import UNSEEN, UNWITNESSED, Witness
 from pellucid.configfile import Config
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import CheckpointError, ConfigError
@@ -145,7 +147,7 @@ def judged(config: ModelConfig, folder: Path, changed: ModelConfig) -> str:
 
 
 def unwitnessed(field: str) -> bool:
-    return field in UNWITNESSED
+    return f"model.{field.replace('[grouped]', '')}" in UNWITNESSED
 
 
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -177,9 +179,9 @@ def test_every_field_that_changes_the_forward_is_found_out(folders: dict[str, An
 
 
 def test_the_list_of_fields_without_effect_names_real_fields() -> None:
-    plain = {field.replace("[grouped]", "") for field in all_fields(ModelConfig)}
+    plain = {field.replace("[grouped]", "") for field in all_fields(Contract)}
     assert set(UNWITNESSED) <= plain
-    assert all(reason for reason in UNWITNESSED.values())
+    assert all(reason for reason in (UNWITNESSED | UNSEEN).values())
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "size"), [(8, 4, 2), (2, 1, 8), (1, 1, 16)])
@@ -211,6 +213,50 @@ def test_a_bound_is_met_exactly_however_far_it_is(tmp_path: Path, rule: str, oth
     config = tiny_config(hidden_size=16, rule=rule)
     save(tmp_path / "a", build(config, seed=1))
     assert judged(config, tmp_path / "a", tiny_config(hidden_size=16, rule=other)) == "witness"
+
+
+def test_a_window_wider_than_any_probe_has_other_probes(tmp_path: Path) -> None:
+    """No answer tells it from none at all, but its own probes would reach further."""
+    save(tmp_path / "a", build(tiny_config(hidden_size=16), seed=1))
+    assert judged(tiny_config(hidden_size=16), tmp_path / "a", tiny_config(hidden_size=16, rule=WIDE)) == "refused"
+
+
+WIDE = f"causal & window({FARTHEST + 1})"
+MANY = [f"causal & window({number * 1000 + 41 * number**2})" for number in range(1, 60)]
+OTHER = [*MANY[:2], "causal & window(3370)", *MANY[3:]]
+ALIKE = {
+    "a number changed by very little": ({"dropout": {"residual": 0.1}}, {"dropout": {"residual": 0.10000001}}),
+    "a value that changes no output": ({"head_dim": 8}, {"head_dim": 8, "scale": 8**-0.5}),
+    "bounds of rules beyond 2^38, or a few of more than 32": ({}, {"rule": f"causal & window({(1 << 38) + 1})"}),
+    "the same, in the middle of many": (
+        {"num_hidden_layers": None, "layers": MANY, "position": {"kind": "none"}},
+        {
+            "num_hidden_layers": None,
+            "layers": OTHER,
+            "position": {"kind": "none"},
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("change", ALIKE)
+def test_what_is_said_not_to_be_seen_is_not_seen(tmp_path: Path, change: str) -> None:
+    """The list of what passes is a promise too: it says no more than is so."""
+    before, after = (_with(words) for words in ALIKE[change])
+    save(tmp_path / "a", build(before, seed=1))
+    assert before != after
+    assert judged(before, tmp_path / "a", after) == "passed"
+
+
+def _with(words: dict[str, Any]) -> ModelConfig:
+    heads = {"num_attention_heads": 4} | {name: words[name] for name in ("head_dim", "scale") if name in words}
+    others = {name: value for name, value in words.items() if name not in heads}
+    return tiny_config(hidden_size=16, attention=heads, **others)
+
+
+def test_the_changes_that_are_not_seen_are_those_that_are_listed() -> None:
+    text = {"tokens and chats that are not asked", "what a file holds besides"}  # see test_text_witness
+    assert set(ALIKE) - {"the same, in the middle of many"} | text == set(UNSEEN)
 
 
 def test_a_model_that_is_asked_other_probes_is_refused(tmp_path: Path) -> None:
@@ -265,7 +311,13 @@ CONTRACT_CHANGES = {
     "tied": lambda c: c["tied"].clear(),
     "tensors": lambda c: c["tensors"].update({"norm.weight": "bfloat16[16]"}),
     "digests": lambda c: c["digests"].pop("tokenizer.json"),
-    "witness": lambda c: c["witness"]["probes"].pop("far"),
+    "witness": lambda c: c["witness"].update(probes={}),
+    "witness.probes": lambda c: c["witness"]["probes"].pop("far"),
+    "witness.text": lambda c: c["witness"].update(text=None),
+    "witness.text.tokens": lambda c: c["witness"]["text"].update(tokens="0" * 64),
+    "witness.text.sample": lambda c: c["witness"]["text"]["sample"].__setitem__(0, "The quick"),
+    "witness.text.ids": lambda c: c["witness"]["text"]["ids"][2].__setitem__(0, 7),
+    "witness.text.decoded": lambda c: c["witness"]["text"]["decoded"].__setitem__(6, "cafe"),
 }
 
 
@@ -285,7 +337,19 @@ def test_what_belongs_to_text_is_verified_without_hashing(spoken: Path, field: s
 
 def test_no_field_of_the_contract_is_forgotten() -> None:
     inner = {f"text.{name}" for name in TextContract.model_fields}
-    assert set(CONTRACT_CHANGES) >= set(Contract.model_fields) | inner
+    asked = {f"witness.{name}" for name in Witness.model_fields}
+    asked |= {f"witness.text.{name}" for name in TextWitness.model_fields}
+    elsewhere = {"witness.tolerance", "witness.text.chats"}  # below, and in test_text_witness
+    assert set(CONTRACT_CHANGES) >= (set(Contract.model_fields) | inner | asked) - elsewhere
+
+
+def test_a_smaller_tolerance_than_was_written_passes_as_is_said(spoken: Path) -> None:
+    """And so do digests of what was changed, where it means the same: the two fields that are listed."""
+    resign(spoken, lambda data: data["witness"].update(tolerance=9e-7))
+    (spoken / "tokenizer.json").write_text(json.dumps(json.loads((spoken / "tokenizer.json").read_text()), indent=1))
+    assert not verify(spoken, "headers").passed
+    resign(spoken, lambda data: None)
+    assert verify(spoken).passed
 
 
 WITNESS_CHANGES = {

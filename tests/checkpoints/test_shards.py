@@ -44,6 +44,11 @@ def rewrite_index(folder: Path, change: Any) -> None:
     (folder / INDEX).write_text(json.dumps(data))
 
 
+def say_size(folder: Path, metadata: Any) -> None:
+    data = json.loads((folder / INDEX).read_text())
+    (folder / INDEX).write_text(json.dumps(data | {"metadata": metadata}))
+
+
 def test_a_model_in_shards_is_the_same_model(sharded: Path) -> None:
     names = [path.name for path in shards(sharded)]
     assert names == [f"model-{n:05}-of-{len(names):05}.safetensors" for n in range(1, len(names) + 1)]
@@ -87,9 +92,10 @@ def test_shards_are_mapped_and_read_one_tensor_at_a_time(sharded: Path) -> None:
     assert {path: path.read_bytes() for path in shards(sharded)} == before
 
 
-@pytest.mark.parametrize("most", [0, -1])
-def test_a_size_that_is_none_is_refused(tmp_path: Path, most: int) -> None:
-    with pytest.raises(CheckpointError, match="must be at least 1"):
+@pytest.mark.parametrize("most", [0, -1, "x", True, 1.5, "20_000"])
+@pytest.mark.usefixtures("our_checks_only")
+def test_a_size_that_is_none_is_refused(tmp_path: Path, most: Any) -> None:
+    with pytest.raises(CheckpointError, match=r"max_shard_bytes is .*, but must be a whole number of at least 1"):
         save(tmp_path / "a", tiny_model(), max_shard_bytes=most)
     assert os.listdir(tmp_path) == []
 
@@ -176,6 +182,22 @@ def test_an_index_that_is_none_is_refused(sharded: Path, text: str) -> None:
     refused(sharded, "is not a mapping|is not an index")
 
 
+@pytest.mark.parametrize("size", [None, True, "91904", [1], {}, "absent"])
+def test_an_index_says_its_size_as_a_number(sharded: Path, size: Any) -> None:
+    for metadata in [{} if size == "absent" else {"total_size": size}, size]:
+        say_size(sharded, metadata)
+        refused(sharded, "has the metadata.total_size .*, but a number is wanted: copy it again")
+
+
+@pytest.mark.parametrize("more", [1, -1, 0.5, 10**30])
+def test_the_size_in_an_index_is_that_of_its_tensors(sharded: Path, more: float) -> None:
+    real = sum(weight.nbytes for weight in load(sharded).model.parameters())
+    say_size(sharded, {"total_size": real + more})
+    refused(sharded, rf"has a metadata.total_size of .*, but its tensors have {real} bytes; copy it again")
+    say_size(sharded, {"total_size": float(real), "total_parameters": 7})  # as others write it
+    assert load(sharded).report.complete
+
+
 def test_more_files_than_anybody_has_are_refused(sharded: Path) -> None:
     rewrite_index(sharded, lambda places: places.update({f"t{n}": f"m{n}.safetensors" for n in range(1001)}))
     refused(sharded, "at most 1000 are read")
@@ -198,9 +220,9 @@ def test_digests_cover_each_shard_and_the_index(sharded: Path) -> None:
 
 def test_a_digest_of_another_file_is_refused_unread(sharded: Path) -> None:
     resign(sharded, lambda data: data["digests"].update({"../outside": "0" * 64}))
-    assert "has no '../outside', but its contract has a digest of it" in verify(sharded, "digests").problem
+    assert "has no ../outside, but its contract has a digest of it" in verify(sharded, "digests").problem
     resign(sharded, lambda data: (data["digests"].pop("../outside"), data["digests"].pop(INDEX)))
-    assert f"has no digest of {INDEX}" in verify(sharded, "digests").problem
+    assert f"has a {INDEX}, but its contract has no digest of it" in verify(sharded, "digests").problem
 
 
 def test_the_headers_of_all_shards_make_one(sharded: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from helpers.folders import resign
 from pellucid.checkpoints import store
 from pellucid.checkpoints.contract import stored_tensors
 from pellucid.checkpoints.files import canonical_digest
@@ -304,8 +305,8 @@ def test_a_tied_tensor_stored_twice_is_surplus(saved: Path) -> None:
         (lambda c: c["model"].update(hidden_sise=16), "hidden_sise"),
         (lambda c: c["model"].update(code="import os"), "code"),
         (lambda c: c.update(surprise=1), "surprise"),
-        (lambda c: c.update(schema_version=3), "schema_version 3, this version reads 2"),
-        (lambda c: c.update(schema_version=True), "schema_version True, this version reads 2"),
+        (lambda c: c.update(schema_version=2), "schema_version 2, this version reads 3"),
+        (lambda c: c.update(schema_version=True), "schema_version True, this version reads 3"),
         (lambda c: c["model"]["position"].update(theta=500.0), "says something else than when it was written"),
         (lambda c: c["digests"].pop("pellucid.json"), "has no digest of itself"),
         (
@@ -347,8 +348,24 @@ def test_pickles_are_never_opened(saved: Path) -> None:
         store.load(saved)
     (saved / store.WEIGHTS).unlink()
     torch.save(Bomb(), saved / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match=r"cannot read .*model\.safetensors"):
+    with pytest.raises(CheckpointError, match=r"holds pytorch_model\.bin, which may be a pickle and is never opened"):
         store.load(saved)
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "OLD.PTH", "last.ckpt", "x.pkl", "y.pickle"])
+def test_pickles_are_refused_beside_good_weights_too(saved: Path, name: str) -> None:
+    """B109: whoever reads the folder next might open it."""
+    canary = saved / "canary"
+
+    class Bomb:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return Path.touch, (canary,)
+
+    torch.save(Bomb(), saved / name)
+    for check in ("headers", "digests", "witness"):
+        with pytest.raises(CheckpointError, match=rf"holds {name}, which may be a pickle .*; take it away, "):
+            store.load(saved, check=check)
     assert not canary.exists()
 
 
@@ -360,22 +377,25 @@ def test_digests_tell_a_changed_weight(saved: Path) -> None:
 
 
 def test_another_tokenizer_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """A tokenizer of another size is seen at once, one of the same size by its digest."""
+    """At every level, by its digest; one of another size also when somebody signed it."""
     store.save(tmp_path / "a", build(CONFIGS["tied"]), tokenizer=tokenizer)
     path = tmp_path / "a" / store.TOKENIZER
     path.unlink()
     Tokenizer.train(["quite other words, and more of them, all different"], vocab_size=262).save(path)
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json has SHA-256"):
+        store.load(tmp_path / "a")
+    resign(tmp_path / "a", lambda data: None)
     with pytest.raises(CheckpointError, match="another model's tokenizer"):
         store.load(tmp_path / "a")
     path.unlink()
     Tokenizer.train(["quite other words, and more of them"] * 9, vocab_size=tokenizer.vocab_size).save(path)
-    store.load(tmp_path / "a")
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json has SHA-256"):
-        store.load(tmp_path / "a", check="digests")
+    for check in ("headers", "digests", "witness"):
+        with pytest.raises(CheckpointError, match=r"tokenizer\.json has SHA-256"):
+            store.load(tmp_path / "a", check=check)
 
 
 def test_a_folder_that_is_none_says_where_to_look(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="nowhere does not exist"):
+    with pytest.raises(CheckpointError, match="nowhere does not exist; give a folder that was saved"):
         store.load(tmp_path / "nowhere")
     store.save(tmp_path / "run" / "checkpoints" / "step-00000007", build(CONFIGS["tied"]))
     with pytest.raises(CheckpointError, match=r"has no pellucid\.json; did you mean .*/step-00000007\?"):

@@ -292,7 +292,7 @@ def test_the_report_of_a_verification_is_plain_data(tmp_path: Path) -> None:
     assert data["passed"] is True
     assert data["level"] == "witness"
     assert [probe["probe"] for probe in data["probes"]][::2][:3] == ["plain", "padded", "packed"]
-    assert data["unwitnessed"].keys() >= {"initializer_range", "residual_init"}
+    assert data["unwitnessed"].keys() >= {"model.initializer_range", "model.residual_init", "digests"}
     assert len(found.to_table().rows) == len(data["probes"])
     quick = verify(tmp_path / "a", "headers")
     assert quick.passed

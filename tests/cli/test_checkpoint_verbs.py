@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file, save_file
 
 from pellucid.checkpoints import load, save
 from pellucid.checkpoints.store import CONTRACT, WEIGHTS
 from pellucid.cli.main import main
+from pellucid.data import PLAIN, Tokenizer
 from pellucid.models import ModelConfig, build
 
 Captured = pytest.CaptureFixture[str]
@@ -61,6 +63,44 @@ def test_show_says_what_a_checkpoint_is(good: Path, capsys: Captured) -> None:
     assert lines[-1] == "29 loaded, 1 tied"
 
 
+ODD = {
+    "dropout": {"attention": 0.125},
+    "attention": {"num_attention_heads": 4, "num_key_value_heads": 2, "scale": 0.375},
+    "final_logit_softcapping": 30.5,
+    "initializer_range": 0.0625,
+}
+
+
+def test_show_prints_the_whole_contract(tmp_path: Path, capsys: Captured) -> None:
+    """Every field and value of it, as lines that read like the config they came from."""
+    tokenizer = Tokenizer.train(["to be or not to be"] * 3, vocab_size=262)
+    config = ModelConfig.from_mapping(CONFIG | ODD | {"vocab_size": 262})
+    save(tmp_path / "a", build(config, seed=1), tokenizer=tokenizer, chat_template=PLAIN)
+    assert main(["show", str(tmp_path / "a")]) == 0
+    out = capsys.readouterr().out
+    contract = load(tmp_path / "a").contract
+    data = contract.model_dump(mode="json")
+    start, end = (out.index(mark) for mark in ("schema_version: 3", "\ntensors\n"))
+    told = yaml.safe_load(out[start:end])
+    assert set(told) == set(data) - {"tensors"}
+    for name in ("positions_after_cache", "text", "tied", "digests"):
+        assert told[name] == data[name]
+    assert told["model"].pop("layers") == ["1 × causal() & window(4)", "2 × causal()"]
+    assert {name: value for name, value in data["model"].items() if name != "layers"} == told["model"]
+    for line in ("    attention: 0.125", "    scale: 0.375", "  final_logit_softcapping: 30.5", "  adds_bos: document"):
+        assert line in out.splitlines()
+    assert set(contract.witness.probes) <= set(told["witness"])
+    assert told["witness"]["plain"].startswith("1 × 8 tokens, 3 slots, loss ")
+    assert told["witness"]["chat question"].endswith(" ids")
+    assert all(f"\n{name} " in out[end:] for name in [*contract.tensors, *contract.tied])
+
+
+def test_show_as_json_leaves_nothing_out(good: Path, capsys: Captured) -> None:
+    assert main(["show", str(good), "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["contract"] == load(good).contract.model_dump(mode="json")
+
+
 def test_show_as_json(good: Path, capsys: Captured) -> None:
     assert main(["show", str(good), "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
@@ -97,6 +137,20 @@ def test_verify_passes_what_was_saved(good: Path, capsys: Captured, level: str |
     out = capsys.readouterr().out.splitlines()
     assert out[-1] == f"passed ({level or 'witness'})"
     assert (len(out) > 8) == (level in (None, "witness"))
+
+
+def test_verify_hashes_text_files_at_every_level(good: Path, tmp_path: Path, capsys: Captured) -> None:
+    tokenizer = Tokenizer.train(["to be or not to be"] * 3, vocab_size=262)
+    folder = tmp_path / "a"
+    config = ModelConfig.from_mapping(CONFIG | {"vocab_size": 262})
+    save(folder, build(config, seed=1), tokenizer=tokenizer, chat_template=PLAIN)
+    for name in ("tokenizer.json", "chat_template.jinja"):
+        before = (folder / name).read_bytes()
+        (folder / name).write_bytes(before + b" ")
+        assert main(["verify", str(folder), "--level", "headers"]) == 1
+        assert f"{name} has SHA-256" in capsys.readouterr().out
+        (folder / name).write_bytes(before)
+    assert main(["verify", str(folder)]) == 0
 
 
 def test_verify_tells_a_mismatch_from_what_cannot_be_read(

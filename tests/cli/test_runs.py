@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import yaml
 
 from pellucid.cli.main import main
+from pellucid.errors import InputError
 from pellucid.training.lock import Lock
 from pellucid.training.runs import differences, find_runs, read_run
 
@@ -159,12 +161,93 @@ def test_odd_lines_of_a_log_do_no_harm(runs: Path) -> None:
     assert (found.steps, found.tokens, found.loss, found.best, found.final) == (0, 0, None, None, None)
 
 
+def not_utf8(run: Path) -> None:
+    (run / "last").write_bytes(b"\xff\xfe")
+
+
+def folder_for_log(run: Path) -> None:
+    (run / "metrics.jsonl").unlink()
+    (run / "metrics.jsonl").mkdir()
+
+
+def folder_for_last(run: Path) -> None:
+    (run / "last").unlink()
+    (run / "last").mkdir()
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (not_utf8, "last holds '\ufffd\ufffd'"),
+        (folder_for_log, "cannot read runs/a/metrics.jsonl"),
+        (folder_for_last, "cannot read runs/a/last"),
+        (lambda run: (run / "config.yaml").write_bytes(b"\xff"), "byte 0xff is not UTF-8"),
+    ],
+)
+def test_one_broken_run_does_not_hide_the_others(
+    runs: Path, capsys: Captured, damage: Callable[[Path], object], words: str
+) -> None:
+    damage(runs / "a")
+    assert main(["runs"]) == 0
+    out, err = capsys.readouterr()
+    _, first, second = out.splitlines()
+    assert first.split()[:2] == ["runs/a", "damaged"]
+    assert second.split()[:3] == ["runs/deep/b", "finished", "2"]
+    assert words in err
+    assert err.count("\n") == 1
+    assert main(["runs", "--json"]) == 0
+
+
+def test_a_name_that_cannot_be_printed_does_not_hide_the_others(runs: Path, capsys: Captured) -> None:
+    shutil.copytree(runs / "a", runs / "b\udcff")
+    (runs / "b\udcff" / "last").write_text("x")
+    assert main(["runs"]) == 0
+    out, err = capsys.readouterr()
+    assert [line.split()[:2] for line in out.splitlines()[1:]] == [
+        ["runs/a", "finished"], [r"runs/b\udcff", "damaged"], ["runs/deep/b", "finished"],
+    ]  # fmt: skip
+    assert err.startswith(r"runs/b\udcff: runs/b\udcff/last holds 'x'")
+    assert main(["runs", "--json"]) == 0
+
+
+def test_odd_types_break_nothing(runs: Path, capsys: Captured) -> None:
+    odd = {"sessions": [[]], "parameters": [], "versions": 3, "data": {"train": {}}}
+    (runs / "a" / "environment.json").write_text(json.dumps(odd))
+    huge = "9" * 400
+    with open(runs / "a" / "metrics.jsonl", "a") as file:
+        file.write(f'{{"kind": "step", "step": 5, "tokens": 1.5, "loss": {huge}}}\n')
+    assert main(["runs"]) == 0
+    assert main(["runs", "runs/a", "runs/deep/b"]) == 0
+    found = read_run(runs / "a")
+    assert (found.began, found.parameters, found.loss) == (None, None, None)
+
+
+def test_a_folder_that_cannot_be_read_is_passed_over(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (runs / "locked").mkdir()
+    originals = Path.iterdir, Path.is_file
+
+    def refusing(number: int) -> Any:
+        def ask(self: Path) -> Any:
+            if "locked" in self.parts:
+                raise PermissionError(13, "Permission denied", str(self))
+            return originals[number](self)
+
+        return ask
+
+    monkeypatch.setattr(Path, "iterdir", refusing(0))
+    monkeypatch.setattr(Path, "is_file", refusing(1))
+    assert find_runs("runs") == [runs / "a", runs / "deep" / "b"]
+    with pytest.raises(InputError, match=r"cannot read runs/locked: Permission denied"):
+        find_runs("runs/locked")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["nowhere"], "nowhere is not a folder"),
         (["empty"], "empty holds no run; pellucid train makes one"),
         (["runs/a", "empty"], "empty is not a run folder"),
+        (["a\udcffb"], "cannot be a path"),
     ],
 )
 def test_what_is_no_run_is_one_line_and_exit_2(runs: Path, capsys: Captured, arguments: list[str], words: str) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ import yaml
 
 from pellucid.cli.main import main
 from pellucid.configfile import to_yaml
+from pellucid.training import prepare
 from pellucid.training.config import TrainConfig
 from pellucid.training.events import Stepped
 from pellucid.training.monitors import Metrics
@@ -80,6 +82,11 @@ def test_the_config_can_be_looked_at_without_a_run(file: Path, capsys: pytest.Ca
         (["small.yaml", "--out", "0.txt/run"], "cannot write 0.txt/run"),
         (["small.yaml", "--out", "."], "holds something already"),
         (["."], "is a folder; give a configuration"),
+        ([".", "--resume"], "there is no run in .: leave --resume out"),
+        (["nowhere", "--resume"], "there is no run in nowhere: leave --resume out"),
+        (["small.yaml", "--resume"], "there is no run in runs/small: leave --resume out"),
+        (["small.yaml", "--out", "a\udcffb"], "cannot be a path: it holds '\\udcff'"),
+        (["a\udcffb.yaml"], "cannot be a path: it holds '\\udcff'"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(
@@ -112,6 +119,81 @@ def test_ctrl_c_saves_exits_130_and_the_run_goes_on(
     assert "step-00000003: 3 steps" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("number", "code", "said"), [(signal.SIGINT, 130, "Ctrl-C"), (signal.SIGTERM, 143, "SIGTERM")])
+def test_signals_have_their_own_exit_codes_and_words(
+    file: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals,
+    code: int,
+    said: str,
+) -> None:
+    """In preparation, where nothing stays, and the second time, where the last checkpoint does."""
+    handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+
+    def twice(self: Metrics, event: Any) -> None:
+        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), number)
+
+    try:
+        for owner, name in ((prepare, "build"), (Metrics, "__call__")):
+            with monkeypatch.context() as patch:
+                patch.setattr(owner, name, twice if owner is Metrics else lambda *_, **__: os.kill(os.getpid(), number))
+                assert main(["train", "small.yaml"]) == code
+            assert capsys.readouterr().err.splitlines()[-1] == f"stopped by {said}"
+            assert Path("runs").exists() == (owner is Metrics)
+        os.kill(os.getpid(), signal.SIGINT)  # one of a handful: the command is at its end already
+    finally:
+        for each, handler in zip((signal.SIGINT, signal.SIGTERM), handlers, strict=True):
+            signal.signal(each, handler)
+
+
+_LOADING = """
+import os, signal, sys
+from pellucid.cli.main import main
+
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            for _ in range(int(sys.argv[1])):
+                os.kill(os.getpid(), int(sys.argv[2]))
+
+sys.meta_path.insert(0, Slow())
+code = main(["train", "small.yaml"])
+for _ in range(2):
+    os.kill(os.getpid(), int(sys.argv[2]))
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize(("number", "code", "said"), [(signal.SIGINT, 130, "Ctrl-C"), (signal.SIGTERM, 143, "SIGTERM")])
+def test_signals_while_the_program_loads_are_one_line(
+    file: Path, times: int, number: signal.Signals, code: int, said: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _LOADING, str(times), str(int(number))], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (code, f"stopped by {said}\n")
+    assert not Path("runs").exists()
+
+
+def test_a_damaged_checkpoint_of_a_finished_run_is_one_line_and_trained_again(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "small.yaml", "save_every=1"]) == 0
+    result = capsys.readouterr().out
+    path = Path("runs/small/checkpoints/step-00000003/model.safetensors")
+    path.write_bytes(path.read_bytes()[:-1] + b"\x55")
+    assert main(["train", "small.yaml", "save_every=1"]) == 0
+    out, err = capsys.readouterr()
+    assert out.partition(" tokens,")[0] == result.partition(" tokens,")[0]
+    assert "nothing is left to do" not in err
+    (line,) = [line for line in err.splitlines() if line.startswith("warning: ")]
+    assert line.startswith("warning: step-00000003 cannot be used (")
+    assert line.endswith("is kept as step-00000003.damaged; the run in runs/small goes on from step-00000002")
+
+
 def test_the_same_command_again_goes_on_then_says_it_is_finished(
     file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,10 +206,10 @@ def test_the_same_command_again_goes_on_then_says_it_is_finished(
 
     with monkeypatch.context() as patch:
         patch.setattr(Metrics, "__call__", interrupting)
-        assert main(["train", "small.yaml"]) == 130
+        assert main(["train", "small.yaml"]) == 143
     capsys.readouterr()
     assert main(["train", "small.yaml", "budget.steps=2"]) == 2
-    assert "budget differs" in capsys.readouterr().err
+    assert "budget.steps: was 3, is 2; --resume goes on" in capsys.readouterr().err
     assert main(["train", "small.yaml"]) == 0
     captured = capsys.readouterr()
     assert "the run in runs/small goes on after step 2" in captured.err

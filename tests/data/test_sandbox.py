@@ -84,6 +84,38 @@ def test_a_template_that_looks_around_is_refused_and_runs_nothing(template: str,
     assert list(tmp_path.iterdir()) == []
 
 
+OPAQUE = [
+    "dict(a=1).items", "[dict(a=1).items]", "messages", "none", "range(3)", "cycler", "joiner()", "raise_exception",
+    "'a' ~ dict(a=1).items", "dict(a=1).items | string", "dict(a=1).items | trim", "dict(a=1).items | upper",
+    "[dict(a=1).items] | join", "'%s' % dict(a=1).items", "'%s' | format(dict(a=1).items)", "dict(a=1).items | e",
+    "'{}'.format(dict(a=1).items)", "'{a}'.format_map({'a': joiner()})", "[cycler(1)] | string", "joiner() | safe",
+    "'abc' | replace('b', dict(a=1).items)", "messages | map('upper') | string", "{'a': joiner()} | xmlattr",
+    "dict(a=1).items | urlencode", "[joiner()] | pprint", "messages | map(attribute='items') | join",
+    "raise_exception(joiner())",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("written", OPAQUE)
+def test_only_text_numbers_and_booleans_are_written(written: str) -> None:
+    """The text of other objects says where they lie in memory: another one in each process."""
+    words = refused(f"{{{{ {written} }}}}")
+    assert "neither text nor a number" in words or "makes text of a" in words
+    assert "0x" not in words
+
+
+@pytest.mark.parametrize(("written", "text"), [
+    ("1 ~ true ~ 1.5", "1True1.5"), ("['a', 1] | join('-')", "a-1"), ("'%s-%03d' % ('a', 3)", "a-003"), ("7 % 4", "3"),
+    ("'{} {b}'.format(1, b='x')", "1 x"), ("messages | map(attribute='role') | join('+')", "user"),
+    ("'a' if false", ""),
+    ("messages | tojson", '[{"role": "user", "content": "hi"}]'), ("messages[0] | string | length", "33"),
+    ("messages | selectattr('role', 'equalto', 'user') | list | length", "1"), ("'x'.join(['a', 'b'])", "axb"),
+    ("missing | default('d')", "d"), ("' a '.strip() | upper", "A"), ("range(3) | join", "012"), ("3 | string", "3"),
+    ("messages | map(attribute='content') | first", "hi"), ("['b', 'a'] | sort | reverse | join", "ba"),
+])  # fmt: skip
+def test_what_templates_do_all_day_is_written(written: str, text: str) -> None:
+    assert ChatTemplate(f"{{{{ {written} }}}}").render(MESSAGES) == text
+
+
 def test_the_process_of_templates_is_bare() -> None:
     """No files, no environment, bounded memory; and Ctrl-C is not for it."""
     ChatTemplate("x").render(MESSAGES)

@@ -4,13 +4,14 @@ import pytest
 import torch
 
 from helpers.tiny import KINDS, tiny_model
-from pellucid.audits import CHECKS, audit
+from pellucid.audits import audit
 from pellucid.models import probe as probe_module
 from pellucid.models.probe import DecoderProbe
 from pellucid.nn import cache as cache_module
 from pellucid.visibility import causal, window
 
-ALL_PASS = dict.fromkeys(CHECKS, "pass")
+# No encoder is read, and by the rules of KINDS nobody looks ahead; not all of them have a window.
+SILENT = {"cross", "prefix", "window"}
 
 
 pytestmark = pytest.mark.usefixtures("our_checks_only")  # the checker of annotations draws random numbers
@@ -18,7 +19,8 @@ pytestmark = pytest.mark.usefixtures("our_checks_only")  # the checker of annota
 
 def assert_passes(model):
     report = audit(probe=DecoderProbe(model))
-    assert report.verdicts == ALL_PASS
+    assert {name for name, verdict in report.verdicts.items() if verdict != "pass"} <= SILENT
+    assert set(report.verdicts.values()) <= {"pass", "not_applicable"}
     hidden = [f for f in report.findings if "changed" in f.case or "pads" in f.case or "NaN" in f.case]
     assert len(hidden) > 10
     assert all(finding.size == 0.0 for finding in hidden)  # hidden content does not matter, bit for bit
@@ -51,19 +53,19 @@ def test_rules_that_look_ahead_are_held_to_what_they_declare():
 
 
 @pytest.mark.parametrize(
-    ("declared", "built", "where"),
+    ("check", "declared", "built", "where"),
     [
-        (causal(), "everything", "row 0, query 0, key 1"),
-        (causal(), "causal | prefix(3)", "row 0, query 0, key 1"),
-        (causal() & window(3), "causal & window(4)", "row 0, query 5, key 0"),
+        ("future", causal(), "everything", "row 0, query 0, key 1"),
+        ("future", causal(), "causal | prefix(3)", "row 0, query 0, key 1"),
+        ("window", causal() & window(3), "causal & window(4)", "row 0, query 5, key 0"),
     ],
     ids=str,
 )
-def test_a_decoder_that_is_not_what_it_declares_is_caught(declared, built, where):
+def test_a_decoder_that_is_not_what_it_declares_is_caught(check, declared, built, where):
     model = tiny_model(rule=built)
     probe = DecoderProbe(model)
     probe.rules = (declared,) * 2
-    found = audit(probe=probe, checks=["future"]).findings[0]
+    found = audit(probe=probe, checks=[check]).findings[0]
     assert (found.status, str(found.where)) == ("leak", where)
 
 

@@ -101,3 +101,71 @@ def test_a_learned_table_ends_where_it_ends():
 def test_odd_heads_cannot_be_turned():
     with pytest.raises(ShapeError, match="head size is 5"):
         Rotary(5)
+    assert Rotary(5, rotated=4).rotated == 4
+
+
+def test_partial_rotary_written_out():
+    """B95: d = 8, half of it turned. e0 at position 1 meets feature 2 (half) or 1 (interleaved), never 4."""
+    cos, sin = math.cos(1), math.sin(1)
+    e0 = [1, 0, 0, 0, 0, 0, 0, 0]
+    assert turned(Rotary(8, rotated=4), e0, 1) == pytest.approx([cos, 0, sin, 0, 0, 0, 0, 0])
+    interleaved = Rotary(8, rotated=4, pairing="interleaved")
+    assert turned(interleaved, e0, 1) == pytest.approx([cos, sin, 0, 0, 0, 0, 0, 0])
+    # exponents are those of the turned part: the second pair turns by 10000 ** (-2 / 4) = 0.01
+    e1 = [0, 1, 0, 0, 0, 0, 0, 0]
+    assert turned(Rotary(8, rotated=4), e1, 1) == pytest.approx([0, math.cos(0.01), 0, math.sin(0.01), 0, 0, 0, 0])
+
+
+@pytest.mark.parametrize("pairing", ["half", "interleaved"])
+def test_what_is_not_rotated_is_left_bit_for_bit(pairing):
+    x = torch.randn(2, 3, 2, 8)
+    out = Rotary(8, rotated=6, pairing=pairing)(x, Coordinates.range(3, rows=2))
+    assert torch.equal(out[..., 6:], x[..., 6:])
+    assert not torch.isclose(out[:, 1:, :, :6], x[:, 1:, :, :6]).all(-1).any()
+    assert torch.equal(out[:, 0], x[:, 0])
+
+
+@pytest.mark.parametrize("rotated", [0, 3, 10, -2])
+def test_parts_that_cannot_be_turned(rotated):
+    with pytest.raises(ShapeError, match=f"rotated is {rotated}"):
+        Rotary(8, rotated=rotated)
+
+
+def test_a_head_of_another_size_is_refused():
+    with pytest.raises(ShapeError, match=r"have 8 features, but this Rotary turns heads of 4; make it Rotary\(8\)"):
+        Rotary(4)(torch.zeros(1, 1, 1, 8), at(0))
+
+
+def test_huge_positions_keep_their_angles():
+    where = 1_000_000_007
+    cos, sin = math.cos(where), math.sin(where)
+    assert turned(Rotary(4), [1, 0, 0, 0], where) == pytest.approx([cos, 0, sin, 0], abs=1e-9)
+    table = SinusoidalPositions(4).table(at(where))[0, 0]
+    assert table.tolist() == pytest.approx([sin, cos, math.sin(where * 0.01), math.cos(where * 0.01)], abs=1e-6)
+
+
+def test_a_table_of_angles_is_made_once_a_forward():
+    """One table for queries and keys of all layers that turn alike; others have their own."""
+    made = []
+
+    class Counted(Rotary):
+        def angles(self, coordinates):
+            made.append(self.base)
+            return super().angles(coordinates)
+
+    row = Coordinates.range(3)
+    layers = [Counted(4), Counted(4, pairing="interleaved"), Counted(4, base=1e6)]
+    for layer in layers:
+        for heads in (4, 2):
+            layer(torch.randn(1, 3, heads, 4), row)
+    assert made == [10000.0, 1e6]
+
+
+def test_a_rotation_keeps_lengths_and_gradients():
+    """It is orthogonal: the gradient of the sum of squares is 2x, whatever the angles; nothing else is learnt."""
+    rotary = Rotary(8, rotated=4)
+    assert not list(rotary.parameters())
+    assert not list(rotary.buffers())
+    x = torch.randn(1, 5, 2, 8, dtype=torch.float64, requires_grad=True)
+    rotary(x, Coordinates.range(5)).square().sum().backward()
+    torch.testing.assert_close(x.grad, 2 * x.detach())

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from pellucid.errors import StorageError
-from pellucid.training.events import Event, Finished, Interrupted, Prepared, Resumed, Saved, Stepped, Validated
+from pellucid.training.events import Event, Finished, Interrupted, Prepared, Resumed, Saved, Stepped, Validated, Warned
 from pellucid.training.monitors import Metrics, clock, console_listener, describe
 from pellucid.training.validation import Validation
 
@@ -107,7 +107,7 @@ def test_lines_elsewhere_than_on_a_terminal() -> None:
     lines = out.getvalue().splitlines()
     assert [line.split(",")[0].split("  ")[0] for line in lines] == [
         "1", "step 3", "step 3", "step 5", "step 3",
-        "SIGINT: finishing the step and saving; once more to stop at once",
+        "SIGINT: finishing what belongs to the step and saving; once more to stop at once",
     ]  # fmt: skip
     assert "\x1b" not in out.getvalue()
     assert lines[1] == "step 3  loss 5.5000  rate 1.00e-03  gradient 0.750  200 tokens/s  6:00 left"
@@ -174,4 +174,5 @@ def test_the_validation_at_the_end_is_read_back_exactly(tmp_path: Path) -> None:
 def test_what_goes_on_or_is_finished_is_told_in_a_line() -> None:
     assert describe(Resumed(Path("run"), 7)) == "the run in run goes on after step 7"
     assert "from its start" in describe(Resumed(Path("run"), 0))
+    assert describe(Warned("last is damaged")) == "warning: last is damaged"
     assert describe(Finished(Path("run"), 9)) == "the run in run is finished with step 9: nothing is left to do"

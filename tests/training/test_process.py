@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pellucid.training import allocator, precision
-from pellucid.training.interrupts import Interrupts
+from pellucid.training.interrupts import Interrupts, Stopped
 from pellucid.training.precision import autocast, fastest
 
 _FAULTS = """
@@ -57,12 +57,26 @@ def test_nothing_is_done_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_signal_asks_once_and_stops_at_once_the_second_time(number: signal.Signals) -> None:
     before = signal.getsignal(number)
     with Interrupts() as interrupts:
+        interrupts.begin()
         assert interrupts.asked is None
         os.kill(os.getpid(), number)
         assert interrupts.asked == number
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(Stopped, match=number.name) as caught:
             os.kill(os.getpid(), number)
+        assert caught.value.signal == number
+        os.kill(os.getpid(), number)  # what is taken back meanwhile is not disturbed
     assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_there_is_anything_to_finish_stops_at_once(number: signal.Signals) -> None:
+    with Interrupts() as interrupts:
+        with pytest.raises(Stopped):
+            os.kill(os.getpid(), number)
+        os.kill(os.getpid(), number)
+        assert interrupts.asked is None
+        with pytest.raises(Stopped, match=number.name):  # if it was swallowed on its way
+            interrupts.begin()
 
 
 def test_outside_the_main_thread_signals_are_left_alone() -> None:

@@ -3,7 +3,9 @@
 import hashlib
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,10 +13,19 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from pellucid.checkpoints.files import canonical_digest
 from pellucid.errors import CheckpointError
 from pellucid.training.config import AdamW
 from pellucid.training.optim import Optimizers, make_optimizers
-from pellucid.training.state import Counters, load_state, random_state, save_state, seed_all, set_random_state
+from pellucid.training.state import (
+    Counters,
+    load_state,
+    random_state,
+    read_counters,
+    save_state,
+    seed_all,
+    set_random_state,
+)
 
 COUNTERS = Counters(
     step=7,
@@ -80,24 +91,68 @@ def test_there_is_nothing_in_it_to_unpickle(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "training" / "state.json").read_text())["step"] == 7
 
 
+def rewritten(path: Path, **changes: Any) -> None:
+    """Change what the file says, and its digest with it."""
+    said = {**json.loads(path.read_text()), **changes}
+    del said["sha256"]
+    path.write_text(json.dumps({**said, "sha256": canonical_digest(said)}))
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"schema_version": 1}, "version 2"),
-        ({"surprise": 1}, "version 2"),
-        ({"step": -1}, "which are not counts"),
-        ({"step": True}, "which are not counts"),
-        ({"tokens": "9"}, "which are not counts"),
-        ({"loader": None}, "no cursor"),
+        ({"schema_version": 2}, "schema_version 2, this version reads 3"),
+        ({"schema_version": True}, "schema_version True, this version reads 3"),
+        ({"surprise": 1}, "does not know 'surprise'"),
+        ({"step": -1}, "step is -1, but must be a count"),
+        ({"step": True}, "step is true, but must be a count"),
+        ({"step": 12.0}, "step is 12.0, but must be a count"),
+        ({"step": 10**30}, "step is 1000000000000000000000000000000, but must be a count"),
+        ({"step": 10**90}, "step is a number of 299 bits, but must be a count"),
+        ({"tokens": "9"}, "tokens is '9', but must be a count"),
+        ({"minutes": None}, "minutes is null, but must be an amount of time"),
+        ({"training_seconds": []}, r"training_seconds is \[\], but must be an amount of time"),
+        ({"best": "abc"}, "best is 'abc', but must be bits per byte or null"),
+        ({"best": 10**400}, "best is a number of"),
+        ({"best_step": 5.0}, "best_step is 5.0, but must be a step or null"),
+        ({"best_step": None}, "contradict each other"),
+        ({"best_step": 8}, "best_step 8 and step 7, which contradict each other"),
+        ({"loader": None}, "loader is null, but must be a cursor"),
     ],
 )
 def test_counters_that_are_none_are_refused(tmp_path: Path, change: dict[str, object], words: str) -> None:
     _, optimizers = stepped()
     save_state(tmp_path / "training", COUNTERS, optimizers)
+    rewritten(tmp_path / "training" / "state.json", **change)
+    with pytest.raises(CheckpointError, match=words) as caught:
+        load_state(tmp_path / "training", optimizers)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"step": 8}, {"tokens": 901}, {"minutes": 1.25}, {"best": 2.0}, {"best_step": 4}, {"loader": {"batch": 8}}],
+)
+def test_counters_that_were_changed_are_refused(tmp_path: Path, change: dict[str, object]) -> None:
+    """Each would be a place where a run could be."""
+    _, optimizers = stepped()
+    save_state(tmp_path / "training", COUNTERS, optimizers)
     path = tmp_path / "training" / "state.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises(CheckpointError, match=words):
-        load_state(tmp_path / "training", optimizers)
+    for tensors in (True, False):
+        with pytest.raises(CheckpointError, match="says something else than when it was written"):
+            read_counters(tmp_path / "training", tensors=tensors)
+    rewritten(path, **change)
+    assert read_counters(tmp_path / "training", tensors=False) == replace(COUNTERS, **change)
+
+
+def test_a_number_too_long_to_read_is_refused(tmp_path: Path) -> None:
+    _, optimizers = stepped()
+    save_state(tmp_path / "training", COUNTERS, optimizers)
+    path = tmp_path / "training" / "state.json"
+    path.write_text(path.read_text().replace('"step": 7', f'"step": {"9" * 5000}'))
+    with pytest.raises(CheckpointError, match="cannot be read as JSON"):
+        read_counters(tmp_path / "training")
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"[" * 100_000, b"\xff"])
@@ -128,7 +183,7 @@ def test_tensors_that_belong_to_nothing_are_refused(tmp_path: Path) -> None:
         load_state(tmp_path / "training", optimizers)
     counters = tmp_path / "training" / "state.json"
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    counters.write_text(json.dumps(json.loads(counters.read_text()) | {"tensors_sha256": digest}))
+    rewritten(counters, tensors_sha256=digest)
     with pytest.raises(CheckpointError, match="'surprise', which is no part"):
         load_state(tmp_path / "training", optimizers)
 

@@ -7,10 +7,11 @@
 """
 
 from pellucid.audits.checks import CHECKS
-from pellucid.audits.expected import expected_flow
-from pellucid.audits.probes import TokensProbe
+from pellucid.audits.method.expected import expected_flow
+from pellucid.audits.probes.tokens import TokensProbe
 from pellucid.audits.run import AuditReport, audit
-from pellucid.audits.toy import Toy
-from pellucid.audits.twins import TWINS, Twin
+from pellucid.audits.twins import TWINS
+from pellucid.audits.twins.toy import Toy
+from pellucid.audits.twins.twin import Twin
 
 __all__ = ["CHECKS", "TWINS", "AuditReport", "TokensProbe", "Toy", "Twin", "audit", "expected_flow"]

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import math
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from pellucid.audits.bench import Bench
-from pellucid.audits.care import left_as_found
-from pellucid.audits.check import Check
+from torch import nn
+
 from pellucid.audits.checks import CHECKS
-from pellucid.audits.probes import TokensProbe
+from pellucid.audits.checks.check import Check
+from pellucid.audits.method.bench import Bench
+from pellucid.audits.method.care import left_as_found
+from pellucid.audits.method.flow import MeasuredFlow
+from pellucid.audits.probes.hf import probe_for_hf
+from pellucid.audits.probes.tokens import TokensProbe
+from pellucid.audits.probes.torch_layers import TorchLayersProbe, is_torch_layer
 from pellucid.errors import InputError
 from pellucid.probe import Probe
-from pellucid.records import Finding, Status, Table, worst
+from pellucid.records import Finding, Flow, Status, Table, worst
 
 _PARTS = ("name", "vocab_size", "rules", "module", "max_length", "capabilities", "logits", "over")
 
@@ -30,12 +36,21 @@ class AuditReport:
     target: str
     findings: tuple[Finding, ...]
     seconds: float
+    length: int | None = None
+    """How many tokens the long sequences had; None: the target took none at all."""
+    flows: tuple[Flow, ...] = ()
+    """Who may see whom beside who really does, as far as a check has measured it."""
 
     @property
     def passed(self) -> bool:
         """Something was shown to hold, nothing leaked and nothing raised."""
         shown = any(finding.status in ("pass", "fragile") for finding in self.findings)
         return shown and not any(finding.failed for finding in self.findings)
+
+    @property
+    def passed_strictly(self) -> bool:
+        """The same, and nothing is fragile."""
+        return self.passed and "fragile" not in self.verdicts.values()
 
     @property
     def verdicts(self) -> dict[str, Status]:
@@ -53,6 +68,7 @@ class AuditReport:
             "passed": self.passed,
             "verdicts": self.verdicts,
             "seconds": round(self.seconds, 3),
+            "length": self.length,
             "findings": [finding.to_dict() for finding in self.findings],
         }
 
@@ -76,14 +92,17 @@ def audit(
     checks: Sequence[str] | None = None,
     *,
     length: int = 24,
+    budget: float | None = None,
     seed: int = 0,
     progress: Callable[[str], None] | None = None,
 ) -> AuditReport:
     """Who really sees whom in ``target``?
 
-    ``probe`` says how the target is called. Left out, the target is asked for one (``target.probe()``), and
-    else taken for a causal ``forward(tokens) -> [B, T, V]``. ``checks`` are names out of ``CHECKS``; None
-    asks all. ``length`` is the length of the long sequences. While it is audited the module is in eval mode;
+    ``probe`` says how the target is called. Left out, the target is asked for one (``target.probe()``), known by
+    its kind (:func:`probe_for`), and else taken for a causal ``forward(tokens) -> [B, T, V]``. ``checks`` are
+    names out of ``CHECKS``; None asks all. ``length`` is the length of the long sequences (a target that cannot
+    take it is asked shorter ones). ``budget`` in seconds decides how many tokens of long sequences are changed;
+    checks not begun when it is spent are reported as not asked. While it is audited the module is in eval mode;
     afterwards its mode, weights, buffers and all random states are what they were. ``progress`` hears each
     check's name before it runs.
 
@@ -93,17 +112,24 @@ def audit(
     chosen = _chosen(checks)
     if length < 2:
         raise InputError(f"length is {length}, but nothing can be hidden from fewer than 2 tokens; give 2 or more")
+    if budget is not None and not 0 < budget < math.inf:
+        raise InputError(f"budget is {budget}, but a number of seconds above 0 is needed; leave it out for no bound")
     start = time.perf_counter()
-    probe = _probe_for(target) if probe is None else probe
+    probe = probe_for(target) if probe is None else probe
     _refuse_incomplete(probe)
     findings: list[Finding] = []
     with left_as_found(probe.module):
-        bench = Bench(probe, length=length, seed=seed)
+        bench = Bench(probe, length=length, seed=seed, budget=budget)
         for check in chosen:
             if progress is not None:
                 progress(check.name)
             findings += _answers(check, bench)
-    return AuditReport(probe.name, tuple(findings), time.perf_counter() - start)
+    return AuditReport(probe.name, tuple(findings), time.perf_counter() - start, bench.taken, _flows(bench))
+
+
+def _flows(bench: Bench) -> tuple[Flow, ...]:
+    measured = bench.measured("flow")
+    return (measured.record(bench.probe.name),) if isinstance(measured, MeasuredFlow) else ()
 
 
 def _chosen(names: Sequence[str] | None) -> list[Check]:
@@ -119,20 +145,32 @@ def _chosen(names: Sequence[str] | None) -> list[Check]:
     return [CHECKS[name] for name in dict.fromkeys(names)]
 
 
-def _probe_for(target: object) -> Probe:
+def probe_for(target: object) -> Probe:
+    """How a target is called: as it says itself (``target.probe()``), or as its kind is known to be called.
+
+    Known are transformers models, torch's own layers, and anything else that takes tokens and gives logits.
+    """
     own = getattr(target, "probe", None)
     if inspect.ismethod(own):
         made: Probe = own()
         return made
     if not callable(target):
+        if not _lacking(target):
+            return cast(Probe, target)
         raise InputError(
             f"{type(target).__name__} cannot be called, so it cannot be audited; give a module, a function or a probe"
         )
-    return TokensProbe(target)
+    if is_torch_layer(target):
+        return TorchLayersProbe(cast(nn.Module, target))
+    return probe_for_hf(target) or TokensProbe(target)
+
+
+def _lacking(probe: object) -> list[str]:
+    return [name for name in _PARTS if not hasattr(probe, name)]
 
 
 def _refuse_incomplete(probe: object) -> None:
-    missing = [name for name in _PARTS if not hasattr(probe, name)]
+    missing = _lacking(probe)
     if missing:
         raise InputError(
             f"{type(probe).__name__} is no probe: it lacks {', '.join(missing)}; subclass pellucid.probe.Probe"
@@ -144,13 +182,15 @@ def _refuse_incomplete(probe: object) -> None:
 
 def _answers(check: Check, bench: Bench) -> list[Finding]:
     """What one check finds; a target that raises is a finding too."""
-    reason = _not_applicable(check, bench)
-    if reason:
-        return [Finding(check.name, "not_applicable", reason)]
     found: list[Finding] = []
     try:
-        if check.name != "trace" and bench.unsteady:
-            message = f"two equal requests differ by {bench.unsteady:.1e}, so nothing can be compared (see trace)"
+        reason = _not_applicable(check, bench)
+        if reason:
+            return [Finding(check.name, "not_applicable", reason)]
+        if bench.not_finite:
+            return [Finding(check.name, "error", f"{bench.not_finite}, so nothing can be shown")]
+        if check.steady and bench.unsteady:
+            message = f"two equal requests differ by {bench.unsteady:.1e}, so nothing can be compared (see determinism)"
             return [Finding(check.name, "not_applicable", message)]
         for finding in check.run(bench):
             found.append(finding)
@@ -164,8 +204,10 @@ def _not_applicable(check: Check, bench: Bench) -> str:
     missing = sorted(check.needs - probe.capabilities)
     if missing:
         return f"{probe.name} cannot be asked for {', '.join(missing)}"
-    if probe.max_length is not None and probe.max_length < check.length:
-        return f"the check needs {check.length} positions, but {probe.name} has {probe.max_length}"
+    if bench.spent:
+        return f"not asked: the budget of {bench.budget:g} s was spent"
+    if bench.length < check.length:
+        return f"the check needs {check.length} tokens in a row, but {probe.name} takes {bench.length}"
     return ""
 
 

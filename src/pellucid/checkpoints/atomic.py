@@ -7,17 +7,19 @@ unfinished (:func:`discard_unfinished` removes those).
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pellucid.errors import CheckpointError
 
 _UNFINISHED = ".unfinished-"
+_LONGEST_NAME = 255
 
 
 @contextmanager
@@ -25,29 +27,34 @@ def new_folder(path: str | Path) -> Iterator[Path]:
     """Fill the yielded folder; when the block ends well it becomes ``path``, otherwise it is gone.
 
     An existing target is refused. What the disk refuses (full, read-only) is one clear
-    :class:`~pellucid.errors.CheckpointError` that names the path.
+    :class:`~pellucid.errors.CheckpointError` that names the path. Parents that are missing are made, and stay only
+    when the folder does.
     """
-    target = Path(path)
-    refuse_existing(target)
-    unfinished = target.with_name(f".{target.name}{_UNFINISHED}{uuid.uuid4().hex[:12]}")
+    target = _settled(Path(path))
+    unfinished = _beside(target)
+    made: list[Path] = []
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        made += _make_parents(target.parent)
         unfinished.mkdir()
         yield unfinished
         _sync_tree(unfinished)
         refuse_existing(target)
         unfinished.rename(target)
+        made.clear()
         _sync(target.parent)
     except OSError as error:
         raise CheckpointError(cannot_write(target, error)) from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+        with suppress(OSError):  # somebody else may have come in
+            for parent in reversed(made):
+                parent.rmdir()
 
 
 def write_text(path: str | Path, text: str) -> None:
     """Replace the file at ``path`` by ``text`` in one step: readers see the old or the new, never a part."""
     target = Path(path)
-    unfinished = target.with_name(f".{target.name}{_UNFINISHED}{uuid.uuid4().hex[:12]}")
+    unfinished = _beside(target)
     try:
         with open(unfinished, "w", encoding="utf-8") as file:
             file.write(text)
@@ -63,7 +70,7 @@ def write_text(path: str | Path, text: str) -> None:
 
 def discard_folder(path: Path) -> None:
     """Remove a folder so that no part of it can be mistaken for the whole, even when interrupted."""
-    doomed = path.with_name(f".{path.name}{_UNFINISHED}{uuid.uuid4().hex[:12]}")
+    doomed = _beside(path)
     path.rename(doomed)
     shutil.rmtree(doomed, ignore_errors=True)
 
@@ -87,8 +94,41 @@ def refuse_existing(target: Path) -> None:
 
 def cannot_write(path: Path, error: OSError) -> str:
     """One line about what the disk refused."""
-    reason = error.strerror or str(error)
-    return f"cannot write {path}: {reason}; free space there or choose a folder that can be written"
+    reason, way = error.strerror or str(error), "free space there or choose a folder that can be written"
+    there = next((parent for parent in path.parents if os.path.lexists(parent)), path)
+    if error.errno in (errno.ENOTDIR, errno.EEXIST) and not there.is_dir():
+        reason, way = f"{there} is not a folder", "choose another place"
+    elif error.errno == errno.ENAMETOOLONG:
+        longest = max(map(len, map(os.fsencode, path.parts)))
+        reason = f"a name in it has {longest} bytes, at most {_LONGEST_NAME} are possible"
+        reason, way = reason if longest > _LONGEST_NAME else "the whole path is too long", "choose a shorter one"
+    elif error.errno == errno.ENOENT and there == path.parent:
+        reason, way = f"the system lets nobody make anything in {there}", "choose another place"
+    return f"cannot write {path}: {reason}; {way}"
+
+
+def _settled(path: Path) -> Path:
+    """``path``, which nothing is at; a way back (``a/..``) is gone through without making what it comes from."""
+    refuse_existing(path)
+    if path.name in ("", ".."):
+        raise CheckpointError(f"{path} does not end in a name for the new folder; add one")
+    if len(os.fsencode(path.name)) > _LONGEST_NAME:
+        raise CheckpointError(cannot_write(path, OSError(errno.ENAMETOOLONG, "")))
+    return Path(os.path.realpath(path.parent), path.name) if ".." in path.parts else path
+
+
+def _make_parents(folder: Path) -> list[Path]:
+    """Make ``folder`` and what is missing above it; returns what was made, outer ones first."""
+    missing = [parent for parent in (folder, *folder.parents) if not os.path.lexists(parent)]
+    folder.mkdir(parents=True, exist_ok=True)
+    return missing[::-1]
+
+
+def _beside(target: Path) -> Path:
+    """A new hidden name beside ``target`` that says it is unfinished, and is no longer than names can be."""
+    mark = f"{_UNFINISHED}{uuid.uuid4().hex[:12]}"
+    kept = os.fsencode(target.name)[: _LONGEST_NAME - 1 - len(mark)].decode(errors="ignore")
+    return target.with_name(f".{kept}{mark}")
 
 
 def _sync_tree(folder: Path) -> None:

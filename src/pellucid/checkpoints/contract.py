@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,6 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from torch import Tensor, nn
 
+from pellucid.checkpoints.arguments import refuse_odd_tensors
 from pellucid.checkpoints.files import canonical_digest, levels_of, read_json
 from pellucid.checkpoints.header import TensorSpec
 from pellucid.checkpoints.report import MismatchError
@@ -27,11 +29,12 @@ from pellucid.models.config import ModelConfig
 from pellucid.models.decoder import Decoder
 
 NAME = "pellucid.json"
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 _LARGEST = 8 * 2**20
 _MOST_VALUES, _MOST_KEYS = 20_000, 500
 _SPEC = re.compile(r"[a-z]+[0-9]*\[[0-9, ]{0,200}\]")
 _FLAT = re.compile(r"\[\s+((?:-?[0-9.e+-]+|null),?\s+)+\]")
+_WIDTH = 160
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -61,7 +64,7 @@ class TextContract(Config):
 class Contract(Config):
     """The contents of ``pellucid.json``, in the order of the file."""
 
-    schema_version: Literal[2] = 2
+    schema_version: Literal[3] = 3
     model: ModelConfig
     positions_after_cache: Literal["continue"] = "continue"
     """Positions count on from what a cache holds of the row's last document."""
@@ -79,7 +82,15 @@ class Contract(Config):
         """The file: JSON with two spaces, in the order of the fields, rows of numbers on one line each."""
         data = signed(self.model_dump(mode="json"))
         text = json.dumps(data, indent=2, ensure_ascii=False)
-        return _FLAT.sub(lambda match: " ".join(match[0].split()).replace("[ ", "[").replace(" ]", "]"), text) + "\n"
+        return _FLAT.sub(lambda match: _row(match[0]), text) + "\n"
+
+
+def _row(text: str) -> str:
+    """A list of numbers on one line, or on as few as hold it."""
+    line = " ".join(text.split()).replace("[ ", "[").replace(" ]", "]")
+    if len(line) <= _WIDTH:
+        return line
+    return textwrap.fill(line, _WIDTH, subsequent_indent=" " * 10, break_long_words=False, break_on_hyphens=False)
 
 
 def signed(data: dict[str, Any]) -> dict[str, Any]:
@@ -102,6 +113,7 @@ def described(model: nn.Module) -> ModelConfig:
             f"the model has {have} as {name!r}, but its config describes {want}; "
             "a model that was changed needs a config that says so"
         )
+    refuse_odd_tensors(stored_tensors(model)[0])
     return config
 
 

@@ -36,7 +36,8 @@ def opened(path: Path) -> Iterator[BufferedReader]:
                 raise CheckpointError(f"{path} is not a regular file; copy the real one there")
             yield file
     except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+        way = "; choose one that you may read" if isinstance(error, PermissionError) else ""
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}{way}") from error
 
 
 def read(path: Path, most: int) -> bytes:

@@ -5,28 +5,35 @@ level        what is compared                                            what it
 ===========  ==========================================================  ==============================
 ``headers``  the contract with itself and its own digest; every          milliseconds: no tensor is
              tensor's name, shape and dtype with the files' headers;     read
-             special ids with the tokenizer
+             SHA-256 and special ids of tokenizer and chat template
 ``digests``  also the SHA-256 of every file                              reading every file once
-``witness``  also what the weights give on the contract's probes         a few hundred tokens in float64
+``witness``  also what weights, tokenizer and template give on the       a few hundred tokens in float64
+             contract's probes
 ===========  ==========================================================  ==============================
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, get_args
 
 import torch
 
 from pellucid.checkpoints import contract as contracts
-from pellucid.checkpoints.contract import Contract, blank_model, first_difference, outline, ties
-from pellucid.checkpoints.files import digest
+from pellucid.checkpoints.arguments import DTYPES, folder_path
+from pellucid.checkpoints.contract import Contract, TextContract, blank_model, first_difference, outline, ties
+from pellucid.checkpoints.files import digest, opened
 from pellucid.checkpoints.header import TensorSpec
 from pellucid.checkpoints.report import LoadError, LoadReport, MismatchError, Status, TensorReport
 from pellucid.checkpoints.weights import Weights, read_weights
-from pellucid.checkpoints.witness import Difference, check_witness
+from pellucid.checkpoints.witness import Difference, WitnessError, check_text, check_witness
+from pellucid.data.chat import ChatTemplate
+from pellucid.data.files import plain
+from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import CheckpointError, InputError
 from pellucid.models.decoder import Decoder
 
@@ -60,21 +67,51 @@ class Folder:
         model = _blank(self.path / CONTRACT, self.contract)
         if self.changed:
             raise MismatchError(self.changed)
-        if self.contract.text is None and (self.path / TOKENIZER).exists():
-            raise MismatchError(f"{self.path} has a {TOKENIZER}, but its contract says nothing of text; take it away")
+        beside = {name: self.path / name for name in BESIDE if os.path.lexists(self.path / name)}
+        self._check_digests(beside, BESIDE)
+        _ = self.tokenizer, self.template
         if level != "headers":
-            self._check_digests()
+            self._check_digests(beside | {path.name: path for path in self.weights.files}, self.contract.digests)
         return model, self._ask() if level == "witness" else ()
 
-    def _check_digests(self) -> None:
-        beside = [self.path / name for name in BESIDE if (self.path / name).exists()]
-        files = {path.name: path for path in (*self.weights.files, *beside)}
-        wanted = {name: value for name, value in self.contract.digests.items() if name != CONTRACT}
+    @cached_property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer, if the contract speaks of one and it is that one."""
+        text, path = self.contract.text, self.path / TOKENIZER
+        if text is None:
+            if os.path.lexists(path):
+                raise MismatchError(f"{self.path} has a {TOKENIZER}, but its contract says nothing of text; remove it")
+            return None
+        with opened(path):
+            tokenizer = Tokenizer.load(path)
+        found = TextContract.of(tokenizer)
+        if found != text:
+            raise MismatchError(
+                f"{path} has {found.model_dump()}, the contract says {text.model_dump()}; "
+                "it is another model's tokenizer"
+            )
+        return tokenizer
+
+    @cached_property
+    def template(self) -> ChatTemplate | None:
+        """The chat template, if the contract has a digest of one."""
+        if TEMPLATE not in self.contract.digests:
+            return None
+        with opened(self.path / TEMPLATE):
+            return ChatTemplate.load(self.path / TEMPLATE)
+
+    def _check_digests(self, files: Mapping[str, Path], names: Iterable[str]) -> None:
+        """Hold ``files``, and those of ``names`` that the contract has a digest of, against it."""
+        wanted = {n: value for n, value in self.contract.digests.items() if n in names and n != CONTRACT}
         for name in sorted(files.keys() | wanted.keys()):
             if name not in wanted:
-                raise MismatchError(f"{self.path / CONTRACT} has no digest of {name[:80]}; save the model again")
+                raise MismatchError(
+                    f"{self.path} has a {plain(name)[:80]}, but its contract has no digest of it; save the model again"
+                )
             if name not in files:
-                raise MismatchError(f"{self.path} has no {name[:80]!r}, but its contract has a digest of it")
+                raise MismatchError(
+                    f"{self.path} has no {plain(name)[:80]}, but its contract has a digest of it; copy it again"
+                )
             if (found := digest(files[name])) != wanted[name]:
                 raise MismatchError(
                     f"{files[name]} has SHA-256 {found[:16]}…, the contract says {wanted[name][:16]}…; "
@@ -84,17 +121,24 @@ class Folder:
     def _ask(self) -> tuple[Difference, ...]:
         contract = self.contract
         with self.weights.opened() as read:
-            return check_witness(
+            found = check_witness(
                 self.path, contract.witness, contract.model, lambda name: read(self.places[name]), contract.tied
             )
+        try:
+            return found + check_text(self.path, contract.witness.text, self.tokenizer, self.template)
+        except WitnessError as error:
+            error.differences = found + error.differences
+            raise
 
 
-def open_folder(path: Path, dtype: torch.dtype | None = None) -> Folder:
+def open_folder(path: str | Path, dtype: torch.dtype | None = None) -> Folder:
     """Read contract and headers of the folder at ``path``; ``dtype`` is only what the report calls a cast."""
+    path = folder_path(path)
     try:
         folder = _found(path)
     except OSError as error:
-        raise CheckpointError(f"cannot read {str(path)[:200]}: {error.strerror or error}") from error
+        way = "choose a folder that you may read" if isinstance(error, PermissionError) else "give another folder"
+        raise CheckpointError(f"cannot read {str(path)[:200]}: {error.strerror or error}; {way}") from error
     contract, changed = contracts.read_unsigned(folder / CONTRACT)
     weights = read_weights(folder)
     report, places = _compare(contract, weights.header, dtype)
@@ -102,11 +146,16 @@ def open_folder(path: Path, dtype: torch.dtype | None = None) -> Folder:
 
 
 def _found(path: Path) -> Path:
-    if (path / CONTRACT).is_file():
+    try:
+        names = os.listdir(path)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} does not exist; give a folder that was saved") from None
+    except NotADirectoryError:
+        hint = f"; did you mean {path.parent}?" if (path.parent / CONTRACT).is_file() else "; give a folder"
+        raise CheckpointError(f"{path} is not a folder{hint}") from None
+    if CONTRACT in names:
         return path
-    if not path.exists():
-        raise CheckpointError(f"{path} does not exist")
-    inside = sorted(path.glob(f"checkpoints/*/{CONTRACT}")) if path.is_dir() else []
+    inside = sorted(path.glob(f"checkpoints/*/{CONTRACT}"))
     hint = f"; did you mean {inside[-1].parent}?" if inside else ""
     raise CheckpointError(f"{path} is not a checkpoint folder: it has no {CONTRACT}{hint}")
 
@@ -156,8 +205,19 @@ def _blank(path: Path, contract: Contract) -> Decoder:
         model = blank_model(contract.model)
     except (InputError, RuntimeError, OverflowError) as error:  # sizes whose product no tensor can have
         raise MismatchError(f"{path} describes a model that cannot be laid out: {str(error)[:200]}") from error
+    _refuse_odd_types(path, contract)
     listed = {name: spec[spec.find("[") :] for name, spec in contract.tensors.items()} | ties(contract.tied)
     if difference := first_difference(outline(model), listed):
         name, have, want = difference
         raise MismatchError(f"{path} contradicts itself: its model has {have} as {name!r}, its lists say {want}")
     return model
+
+
+def _refuse_odd_types(path: Path, contract: Contract) -> None:
+    """Weights are floating-point numbers, all of one type."""
+    types = {name: spec.partition("[")[0] for name, spec in contract.tensors.items()}
+    usual = next(iter(types.values()))
+    for name, kind in types.items():
+        if kind not in DTYPES or kind != usual:
+            wanted = usual if usual in DTYPES else "one of " + ", ".join(DTYPES)
+            raise MismatchError(f"{path} lists {name[:80]!r} as {kind[:40]}, but wants {wanted}; save the model again")

@@ -45,6 +45,12 @@ class TensorSpec(NamedTuple):
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)}"
 
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one number."""
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return dtype.itemsize
+
     @classmethod
     def of(cls, tensor: torch.Tensor) -> TensorSpec:
         """The shape and dtype of ``tensor``."""
@@ -69,6 +75,8 @@ def read_header(path: Path) -> dict[str, TensorSpec]:
 
 
 def _header_bytes(path: Path, size: int, prefix: bytes, read: Any) -> bytes:
+    if not size:
+        raise CheckpointError(f"{path} is empty; it was never written to its end: copy it again")
     length = int.from_bytes(prefix, "little")
     if len(prefix) < 8 or length > size - 8:
         raise CheckpointError(
@@ -88,13 +96,13 @@ def _entry(path: Path, name: str, entry: Any) -> tuple[TensorSpec, int, int]:
     match entry:
         case {"dtype": str(code), "shape": [*shape], "data_offsets": [start, stop], **rest} if not rest:
             numbers = [*shape, start, stop]
+            if code not in DTYPES:
+                raise CheckpointError(
+                    f"{path} holds tensor {name[:80]!r} in the unsupported type {code[:40]!r}; "
+                    f"convert it to one of {', '.join(DTYPES)}"
+                )
             whole = all(type(number) is int and 0 <= number < 2**63 for number in numbers)
-            if (
-                whole
-                and len(shape) <= MOST_AXES
-                and code in DTYPES
-                and prod(shape) * DTYPES[code].itemsize == stop - start
-            ):
+            if whole and len(shape) <= MOST_AXES and prod(shape) * DTYPES[code].itemsize == stop - start:
                 return TensorSpec(tuple(shape), str(DTYPES[code]).removeprefix("torch.")), start, stop
     raise CheckpointError(
         f"{path} describes tensor {name[:80]!r} by {str(entry)[:120]}, whose type, shape and size disagree; "
@@ -106,11 +114,17 @@ def _check_spans(path: Path, spans: dict[str, tuple[TensorSpec, int, int]], size
     """The tensors must cover the data exactly: no overlap, no hole, no rest."""
     end = 0
     for name, (_, start, stop) in sorted(spans.items(), key=lambda item: item[1][1:]):
-        if start != end:
+        if start > end:
+            raise CheckpointError(
+                f"{path} holds bytes {end} to {start} before tensor {name[:80]!r} that belong to none; "
+                "a tensor is missing from its header, or it is damaged"
+            )
+        if start < end:
             raise CheckpointError(
                 f"{path} places tensor {name[:80]!r} at byte {start}, but the one before ends at {end}; "
-                "tensors must neither overlap nor leave holes"
+                "tensors must not overlap: it is damaged"
             )
         end = stop
     if end != size:
-        raise CheckpointError(f"{path} holds {size} bytes of data but its tensors need {end}; it is damaged")
+        why = "a tensor is missing from its header, or it is damaged" if end < size else "it is cut short"
+        raise CheckpointError(f"{path} holds {size} bytes of data but its tensors need {end}; {why}")

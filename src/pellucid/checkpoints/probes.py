@@ -28,7 +28,11 @@ from pellucid.models.config import Learned, ModelConfig
 FARTHEST = 1 << 20
 """The last position of ``far`` where nothing else bounds it."""
 
-_MOST_BOUNDS = 32
+MOST_BOUNDS = 32
+"""So many different bounds of rules are met exactly; of more, as many from the smallest to the largest."""
+
+LARGEST_BOUND = 1 << 38
+
 _MOST_SEEN = 64
 _CONTIGUOUS = 32
 _LONGEST_CHUNK = 256
@@ -174,15 +178,19 @@ def _far(config: ModelConfig, text: _Tokens) -> Probe:
     tokens = [text.document(1)[0] for _ in places]
     batch = Batch(torch.tensor([tokens]), torch.tensor([places]), torch.ones(1, len(places), dtype=torch.long))
     exact = [places.index(bound) for bound in bounds if bound in places]
-    between = np.linspace(0, len(places) - 1, min(_MOST_SEEN - len(exact), len(places))).astype(int).tolist()
+    between = _spaced(len(places), min(_MOST_SEEN - len(exact), len(places)))
     return Probe.of(_grouped(config, batch), [sorted({*exact, *between})])
 
 
 def _bounds(config: ModelConfig) -> list[int]:
-    """The numbers in the rules, at most :data:`_MOST_BOUNDS` of them."""
+    """The numbers in the rules, at most :data:`MOST_BOUNDS` of them, and none beyond :data:`LARGEST_BOUND`."""
     numbers = {int(number) for text in dict.fromkeys(config.layers) for number in re.findall(r"\d+", text)}
-    sane = sorted(number for number in numbers if number <= 1 << 38)
-    if len(sane) <= _MOST_BOUNDS:
+    sane = sorted(number for number in numbers if number <= LARGEST_BOUND)
+    if len(sane) <= MOST_BOUNDS:
         return sane
-    chosen = np.linspace(0, len(sane) - 1, _MOST_BOUNDS).astype(int)
-    return [sane[index] for index in chosen]
+    return [sane[index] for index in _spaced(len(sane), MOST_BOUNDS)]
+
+
+def _spaced(length: int, count: int) -> list[int]:
+    """``count`` indices of ``length``, evenly from the first to the last."""
+    return [index * (length - 1) // max(count - 1, 1) for index in range(count)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +9,20 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from pellucid.checkpoints.arguments import (
+    float_type,
+    folder_path,
+    shard_size,
+    template_of,
+    tokenizer_of,
+    usable_device,
+)
 from pellucid.checkpoints.atomic import new_folder
 from pellucid.checkpoints.contract import Contract, TextContract, contract_of, described, stored_tensors
-from pellucid.checkpoints.files import digest, opened
+from pellucid.checkpoints.files import digest
 from pellucid.checkpoints.folder import BESIDE, CONTRACT, TEMPLATE, TOKENIZER, Check, Folder, open_folder
-from pellucid.checkpoints.report import LoadReport, MismatchError
+from pellucid.checkpoints.report import LoadReport
+from pellucid.checkpoints.spoken import text_witness
 from pellucid.checkpoints.weights import SINGLE, write_weights
 from pellucid.checkpoints.witness import check_live, witness_of
 from pellucid.data.chat import ChatTemplate
@@ -53,12 +61,13 @@ def save(
 ) -> None:
     """Write ``model`` (and what its text needs) as a new folder. An existing target is refused, whatever it is.
 
-    ``max_shard_bytes`` spreads the weights over files of that size, with an index.
+    ``max_shard_bytes`` spreads the weights over files of that size, with an index. A chat template is tried on a few
+    small chats first.
 
     Raises:
         CheckpointError: the target exists, the disk refuses, or the model is not what its config describes.
     """
-    with new_folder(path) as folder:
+    with new_folder(folder_path(path)) as folder:
         write(folder, model, tokenizer=tokenizer, chat_template=chat_template, max_shard_bytes=max_shard_bytes)
 
 
@@ -74,17 +83,22 @@ def write(
 
     A file of :data:`~pellucid.checkpoints.folder.BESIDE` that lies in ``folder`` already gets its digest.
     """
-    config = described(model)  # refuse before the first byte
+    most = shard_size(max_shard_bytes)  # refuse before the first byte
+    tokenizer, template = tokenizer_of(tokenizer), template_of(chat_template)
+    config = described(model)
     text = None if tokenizer is None else TextContract.of(tokenizer, config)
     stored, tied = stored_tensors(model)
     held = {name: tensor.detach().cpu().contiguous() for name, tensor in stored.items()}
     witness = witness_of(config, held.__getitem__, tied)
     check_live(model, witness)
-    names = write_weights(folder, held, max_shard_bytes)
+    if template is not None:
+        _write_template(folder / TEMPLATE, template, tokenizer)
+    elif (folder / TEMPLATE).exists():
+        template = ChatTemplate.load(folder / TEMPLATE)
     if tokenizer is not None:
+        witness = witness.model_copy(update={"text": text_witness(tokenizer, template)})
         tokenizer.save(folder / TOKENIZER)
-    if chat_template is not None:
-        _write_template(folder / TEMPLATE, chat_template, tokenizer)
+    names = write_weights(folder, held, most)
     names += [name for name in BESIDE if (folder / name).exists()]
     digests = {name: digest(folder / name) for name in names}
     contract = contract_of(model, config, text=text, digests=digests, witness=witness)
@@ -95,14 +109,16 @@ def load(
     path: str | Path,
     *,
     device: torch.device | str = "cpu",
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     check: Check = "headers",
 ) -> Checkpoint:
     """Read a folder that :func:`save` wrote; its headers are held against the contract before a tensor is read.
 
-    ``dtype`` casts floating-point tensors; the report says which. ``check="digests"`` also hashes the files, and
-    ``check="witness"`` also asks the contract's probes (see :mod:`~pellucid.checkpoints.folder` for what that costs).
-    On the CPU the weights are mapped from the file, privately: changing them never changes the file.
+    ``dtype`` (one of :data:`~pellucid.checkpoints.arguments.DTYPES`, or its name) casts the weights; the report says
+    which. ``check="digests"`` also hashes the weights, and ``check="witness"`` also asks the contract's probes (see
+    :mod:`~pellucid.checkpoints.folder` for what that costs); without either, weights whose bytes were changed under
+    headers that still fit are loaded as they are. On the CPU the weights are mapped from the file, privately: changing
+    them never changes the file.
 
     Raises:
         LoadError: a tensor is missing, surplus, or of another shape or dtype; ``error.report`` names all.
@@ -110,45 +126,17 @@ def load(
         MismatchError: the folder is not what its contract says in another way; the base of these two.
         CheckpointError: the folder is incomplete or damaged; the base of all.
     """
-    folder = open_folder(Path(path), dtype)
+    kind, place = float_type(dtype), usable_device(device)
+    folder = open_folder(path, kind)
     model, _ = folder.check(check)
-    _fill(model, folder, torch.device(device), dtype)
-    return Checkpoint(model.eval(), read_tokenizer(folder), folder.contract, folder.report, read_template(folder))
+    _fill(model, folder, place, kind)
+    return Checkpoint(model.eval(), folder.tokenizer, folder.contract, folder.report, folder.template)
 
 
-def read_tokenizer(folder: Folder) -> Tokenizer | None:
-    """The tokenizer of an open folder, if its contract speaks of one and it is that one."""
-    text = folder.contract.text
-    if text is None:
-        return None
-    path = folder.path / TOKENIZER
-    with opened(path):
-        tokenizer = Tokenizer.load(path)
-    found = TextContract.of(tokenizer)
-    if found != text:
-        raise MismatchError(
-            f"{path} has {found.model_dump()}, the contract says {text.model_dump()}; it is another model's tokenizer"
-        )
-    return tokenizer
-
-
-def read_template(folder: Folder) -> ChatTemplate | None:
-    """The chat template of an open folder: its contract and its files both have one, or neither."""
-    path, listed = folder.path / TEMPLATE, TEMPLATE in folder.contract.digests
-    if os.path.lexists(path) != listed:
-        have, say = ("has no", "a") if listed else ("has a", "no")
-        raise MismatchError(f"{folder.path} {have} {TEMPLATE}, but its contract has {say} digest of it; copy it again")
-    if not listed:
-        return None
-    with opened(path):
-        return ChatTemplate.load(path)
-
-
-def _write_template(path: Path, template: ChatTemplate | str, tokenizer: Tokenizer | None) -> None:
+def _write_template(path: Path, template: ChatTemplate, tokenizer: Tokenizer | None) -> None:
     if tokenizer is None:
         raise CheckpointError("a chat template was given without the tokenizer whose tokens it writes; give both")
-    text = template if isinstance(template, str) else template.text
-    path.write_bytes(ChatTemplate(text).text.encode("utf-8"))  # bytes: a line's end stays what it is
+    path.write_bytes(template.text.encode("utf-8"))  # bytes: a line's end stays what it is
 
 
 def _fill(model: nn.Module, folder: Folder, device: torch.device, dtype: torch.dtype | None) -> None:
@@ -157,8 +145,12 @@ def _fill(model: nn.Module, folder: Folder, device: torch.device, dtype: torch.d
     with folder.weights.opened() as read:
         for owner, place in folder.places.items():
             tensor = read(place)
-            wanted = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
-            _assign(model, names[owner], tensor.to(device=device, dtype=wanted))
+            try:
+                moved = tensor.to(device=device, dtype=dtype or tensor.dtype)
+            except (RuntimeError, TypeError) as error:  # too little memory, or a device without that type
+                reason = " ".join(str(error).split())[:200]
+                raise CheckpointError(f"{owner!r} cannot be put on {device}: {reason}; choose another") from error
+            _assign(model, names[owner], moved)
     left = [n for n, t in (*model.named_parameters(), *model.named_buffers()) if t.is_meta]
     assert not left, f"nothing was loaded into {left}"
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from pellucid.checkpoints.folder import Check, open_folder
 from pellucid.checkpoints.report import LoadReport, MismatchError
-from pellucid.checkpoints.store import read_template, read_tokenizer
-from pellucid.checkpoints.witness import UNWITNESSED, Difference, WitnessError
+from pellucid.checkpoints.witness import UNSEEN, UNWITNESSED, Difference, WitnessError
 from pellucid.records import Table, number
 
 
@@ -45,19 +44,17 @@ class Verification:
             "problem": self.problem,
             "report": self.report.to_dict(),
             "probes": probes,
-            "unwitnessed": dict(UNWITNESSED),
+            "unwitnessed": UNWITNESSED | UNSEEN,
         }
 
 
 def verify(path: str | Path, level: Check = "witness") -> Verification:
     """Hold the folder at ``path`` against its contract. A folder that cannot be read is a CheckpointError."""
-    folder = open_folder(Path(path))
+    folder = open_folder(path)
     differences: tuple[Difference, ...] = ()
     problem = ""
     try:
         _, differences = folder.check(level)
-        read_tokenizer(folder)
-        read_template(folder)
     except WitnessError as error:
         differences, problem = error.differences, str(error)
     except MismatchError as error:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -19,11 +20,13 @@ from torch import Tensor
 
 from pellucid.checkpoints.files import read_json
 from pellucid.checkpoints.header import TensorSpec, read_header
+from pellucid.data.files import plain
 from pellucid.errors import CheckpointError
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _LARGEST_INDEX = 8 * 2**20
 _MOST_SHARDS = 1000
+_PICKLES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
 _SHARD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,150}\.safetensors")
 
 
@@ -68,8 +71,6 @@ def write_weights(folder: Path, tensors: Mapping[str, Tensor], most: int | None 
     With ``most`` bytes a file, they are spread over as few as their order allows, with an index; a larger tensor
     gets a file of its own.
     """
-    if most is not None and most < 1:
-        raise CheckpointError(f"max_shard_bytes is {most}, but must be at least 1; leave it out for a single file")
     shards = [dict(tensors)] if most is None else _shared_out(tensors, most)
     if len(shards) == 1:
         _write(folder / SINGLE, shards[0])
@@ -89,17 +90,23 @@ def write_weights(folder: Path, tensors: Mapping[str, Tensor], most: int | None 
 
 def read_weights(folder: Path) -> Weights:
     """The checked headers of a folder's weights, whether in one file or in several."""
+    _refuse_pickles(folder)
     single, index = folder / SINGLE, folder / INDEX
     if not (index.exists() or index.is_symlink()):
         _refuse_others(folder, [single], "which is no part of its weights")
         header = read_header(single)
         return Weights(header, dict.fromkeys(header, single), (single,))
-    places = _read_index(index)
+    places, size = _read_index(index)
     files = [folder / name for name in dict.fromkeys(places.values())]
     _refuse_others(folder, files, f"which {INDEX} does not name")
     headers = {path: read_header(path) for path in files}
     _compare(index, places, headers)
     header = {name: headers[folder / file][name] for name, file in places.items()}
+    found = sum(prod(spec.shape) * spec.itemsize for spec in header.values())
+    if size != found:
+        raise CheckpointError(
+            f"{index} has a metadata.total_size of {size}, but its tensors have {found} bytes; copy it again"
+        )
     return Weights(header, {name: folder / file for name, file in places.items()}, (index, *files))
 
 
@@ -122,12 +129,16 @@ def _write(path: Path, tensors: dict[str, Tensor]) -> None:
         raise OSError(str(error)) from error
 
 
-def _read_index(path: Path) -> dict[str, str]:
-    """Tensor names and the names of their files, each of which can only lie in the folder of the index."""
+def _read_index(path: Path) -> tuple[dict[str, str], float]:
+    """Tensor names and the names of their files, which can only lie in the folder of the index; bytes in all."""
     data = read_json(path, _LARGEST_INDEX)
     places = data.get("weight_map")
     if not isinstance(places, dict) or not places or set(data) - {"metadata", "weight_map"}:
         raise CheckpointError(f"{path} is not an index: it needs a weight_map from tensors to files, and nothing else")
+    metadata = data.get("metadata")
+    size = metadata.get("total_size") if isinstance(metadata, dict) else None
+    if not isinstance(size, int | float) or isinstance(size, bool):
+        raise CheckpointError(f"{path} has the metadata.total_size {size!r:.60}, but a number is wanted: copy it again")
     for name in dict.fromkeys(map(_text, places.values())):
         if not _SHARD.fullmatch(name):
             raise CheckpointError(
@@ -135,11 +146,21 @@ def _read_index(path: Path) -> dict[str, str]:
             )
     if len(set(places.values())) > _MOST_SHARDS:
         raise CheckpointError(f"{path} names {len(set(places.values()))} files; at most {_MOST_SHARDS} are read")
-    return places
+    return places, size
 
 
 def _text(value: object) -> str:
     return value if isinstance(value, str) else repr(value)
+
+
+def _refuse_pickles(folder: Path) -> None:
+    """A pickle would be passed over in silence, or opened by somebody who takes it for the weights."""
+    if found := sorted(path.name for path in folder.iterdir() if path.suffix.lower() in _PICKLES):
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        raise CheckpointError(
+            f"{folder} holds {plain(found[0])[:80]}{more}, which may be a pickle and is never opened; take it away, "
+            f"the weights belong in {SINGLE}"
+        )
 
 
 def _refuse_others(folder: Path, files: list[Path], why: str) -> None:

@@ -20,8 +20,11 @@ from torch import Tensor, nn
 from pellucid.checkpoints.exact import PortableDropout, Read, exact_model
 from pellucid.checkpoints.probes import Probe, probes_of, spread
 from pellucid.checkpoints.report import MismatchError
+from pellucid.checkpoints.spoken import TextWitness, compared
 from pellucid.configfile import Config
+from pellucid.data.chat import ChatTemplate
 from pellucid.data.objectives import causal
+from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import CheckpointError, InputError
 from pellucid.models.config import ModelConfig
 from pellucid.models.decoder import Decoder
@@ -36,12 +39,23 @@ LIVE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2, torch.bfloat16: 0.25
 """How far a model in memory, in its own dtype and on its own device, may be from the exact forward to be saved."""
 
 UNWITNESSED = {
-    "family": "there is only one family",
-    "attention.kind": "there is only one kind of attention",
-    "initializer_range": "only first weights are drawn from it; the weights are here",
-    "residual_init": "only first weights are drawn by it; the weights are here",
+    "model.family": "there is only one family",
+    "model.attention.kind": "there is only one kind of attention",
+    "model.initializer_range": "only first weights are drawn from it; the weights are here",
+    "model.residual_init": "only first weights are drawn by it; the weights are here",
+    "digests": "whoever changes a file can note its new digest; the witness asks what the files give",
+    "witness.tolerance": "a smaller one than was written passes while every output still is within it",
 }
-"""Fields of a model's config that do not change its forward pass, and why."""
+"""Fields of the contract that another value can be written into, digests made to fit, and why that is not seen."""
+
+UNSEEN = {
+    "a number changed by very little": "what moves no output by a millionth (a dropout of 0.1 to 0.10000001) passes",
+    "a value that changes no output": "as rope's theta does with heads of 2, or a scale written out that was null",
+    "bounds of rules beyond 2^38, or a few of more than 32": "no probe is put there; all others are met exactly",
+    "tokens and chats that are not asked": "merges, rules or turns that no sample line and no small chat needs",
+    "what a file holds besides": "spaces, order and comments of the files, where the same is read from them",
+}
+"""Changes that can be signed anew without being seen, in fields where others are."""
 
 Fold = Annotated[tuple[float, ...], Field(min_length=FOLDS, max_length=FOLDS)]
 
@@ -69,6 +83,8 @@ class Witness(Config):
 
     tolerance: Annotated[float, Field(gt=0, le=TOLERANCE)] = TOLERANCE
     probes: dict[str, Answer]
+    text: TextWitness | None = None
+    """None without a tokenizer."""
 
 
 class Difference(NamedTuple):
@@ -87,11 +103,11 @@ class Difference(NamedTuple):
 class WitnessError(MismatchError):
     """The folder's forward does not give what it gave; ``differences`` has all that were asked, the last too large."""
 
-    def __init__(self, where: object, differences: tuple[Difference, ...]) -> None:
+    def __init__(self, where: object, differences: tuple[Difference, ...], changed: str = "weights") -> None:
         first = differences[-1]
         super().__init__(
             f"{where} does not give what it gave when it was saved: probe {first.probe!r} differs first, its "
-            f"{first.what} by {first.size:.3g}, allowed {first.allowed:.3g}; its weights or its contract were changed"
+            f"{first.what} by {first.size:.3g}, allowed {first.allowed:.3g}; its {changed} or its contract were changed"
         )
         self.differences = differences
 
@@ -117,7 +133,8 @@ def check_witness(
     where: object, witness: Witness, config: ModelConfig, read: Read, tied: Mapping[str, str]
 ) -> tuple[Difference, ...]:
     """Ask the probes again, in order, up to the first that differs, which a :class:`WitnessError` names."""
-    wanted, kept = list(probes_of(config)), list(witness.probes)
+    probes = probes_of(config)
+    wanted, kept = list(probes), list(witness.probes)
     if wanted != kept:
         raise MismatchError(
             f"{where} has a witness of {', '.join(kept)[:200]}, but its model is asked {', '.join(wanted)}; "
@@ -136,6 +153,24 @@ def check_witness(
             raise
         reason = f"{str(error)[:200]}; its contract was changed"
         raise MismatchError(f"{where} cannot be asked its probes: {reason}") from error
+    for name, answer in witness.probes.items():
+        if answer.asked != probes[name]:
+            raise MismatchError(f"{where} was asked another {name!r} than its model is asked; its contract was changed")
+    return tuple(found)
+
+
+def check_text(
+    where: object, kept: TextWitness | None, tokenizer: Tokenizer | None, template: ChatTemplate | None
+) -> tuple[Difference, ...]:
+    """Ask tokenizer and chat template again, up to the first difference, which a :class:`WitnessError` names."""
+    if (kept is None) != (tokenizer is None) or (kept is not None and (kept.chats is None) != (template is None)):
+        raise MismatchError(f"{where} has a witness of other text files than it holds; its contract was changed")
+    found: list[Difference] = []
+    if kept is not None and tokenizer is not None:
+        for difference in (Difference(*parts, 0) for parts in compared(kept, tokenizer, template)):
+            found.append(difference)
+            if not difference.passed:
+                raise WitnessError(where, tuple(found), "text files")
     return tuple(found)
 
 

@@ -3,41 +3,127 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pellucid.cli import common
 
+if TYPE_CHECKING:
+    from pellucid.audits import AuditReport
+    from pellucid.probe import Probe
+
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="TARGET",
+        help="A checkpoint folder, a Hugging Face folder, or module:attribute (a model, a class, a factory).",
+        show_default=False,
+    ),
+]
 Checks = Annotated[
     str | None,
     typer.Option(help="Only these checks, such as future,cache. Default: all.", show_default=False),
 ]
+Expect = Annotated[
+    str | None,
+    typer.Option(
+        help="The rule to hold it to, such as 'causal & window(4)'; one a layer with ';' between. "
+        "Default: what the target declares.",
+        show_default=False,
+    ),
+]
+Length = Annotated[int, typer.Option(help="How many tokens the long sequences have.", min=2)]
+Budget = Annotated[float | None, typer.Option(help="About how many seconds to spend.", show_default=False)]
+Seed = Annotated[int, typer.Option(help="Which random tokens are used.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Fail on what is fragile too.")]
+JUnit = Annotated[Path | None, typer.Option(help="Write a JUnit XML file.", show_default=False)]
+Html = Annotated[Path | None, typer.Option(help="Write one page to look at.", show_default=False)]
 
 
 def audit(
-    checkpoint: common.Checkpoint, checks: Checks = None, strict: Strict = False, as_json: common.Json = False
+    target: Target,
+    checks: Checks = None,
+    expect: Expect = None,
+    length: Length = 24,
+    budget: Budget = None,
+    seed: Seed = 0,
+    strict: Strict = False,
+    junit: JUnit = None,
+    html: Html = None,
+    as_json: common.Json = False,
 ) -> None:
-    """Prove that information flows only where it should.
+    """Prove that information flows only where it should, in any model.
 
     Exits with 1 when something leaks.
 
     \b
-    Example:
+    Examples:
       pellucid audit my-model --checks future,padding,cache
+      pellucid audit mypackage.models:make_model --html audit.html
+      pellucid audit transformers:GPT2LMHeadModel --budget 30
     """
     from pellucid.audits import audit as ask
-    from pellucid.checkpoints import load
-    from pellucid.models.probe import DecoderProbe
+    from pellucid.audits.junit import write_junit
+
+    found, probe = _found(target)
+    probe = _held_to(found, probe, expect)
+    with common.Progress(as_json) as progress:
+        report = ask(
+            found, probe, common.names(checks), length=length, budget=budget, seed=seed, progress=progress.step
+        )
+    if junit is not None:
+        write_junit(junit, report, strict=strict)
+    if html is not None:
+        from pellucid.cli.page import audit_page
+
+        audit_page(html, report)
+    _tell(report, report.passed_strictly if strict else report.passed, as_json)
+
+
+def _found(target: str) -> tuple[object, Probe | None]:
+    """The target, and how it is called where that is not its own business."""
+    from pellucid.audits.probes.hf_load import from_folder, is_hf_folder
+    from pellucid.audits.targets import from_text
+
+    path = Path(target)
+    if (path / "pellucid.json").is_file() or (path.is_dir() and not is_hf_folder(path)):
+        from pellucid.checkpoints import load
+        from pellucid.models.probe import DecoderProbe
+
+        model = load(target).model
+        return model, DecoderProbe(model, target)
+    if path.is_dir():
+        return from_folder(path), None
+    return from_text(target), None
+
+
+def _held_to(found: object, probe: Probe | None, expect: str | None) -> Probe | None:
+    """The probe with other rules than the target's own."""
+    if expect is None:
+        return probe
+    from pellucid.audits.run import probe_for
+    from pellucid.errors import InputError
+    from pellucid.visibility import parse
+
+    probe = probe_for(found) if probe is None else probe
+    rules = tuple(parse(text) for text in expect.split(";"))
+    layers = len(probe.rules)
+    if len(rules) not in (1, layers):
+        raise InputError(f"--expect lists {len(rules)} rules, but {probe.name} has {layers} layers; give 1 or {layers}")
+    probe.rules, probe.declared = rules * (layers // len(rules)), True
+    return probe
+
+
+def _tell(report: AuditReport, passed: bool, as_json: bool) -> None:
     from pellucid.reports import show
 
-    model = load(checkpoint).model
-    report = ask(model, DecoderProbe(model, checkpoint), common.names(checks))
-    passed = report.passed and not (strict and "fragile" in report.verdicts.values())
     if as_json:
-        common.print_json({**report.to_dict(), "passed": passed})
+        told: dict[str, Any] = {**report.to_dict(), "passed": passed}
+        common.print_json(told)
     else:
         show(report.table(), sys.stdout)
-        typer.echo("passed" if passed else "failed")
+        took = "" if report.length is None else f" (sequences of up to {report.length} tokens, {report.seconds:.1f} s)"
+        typer.echo(("passed" if passed else "failed") + took)
     raise typer.Exit(0 if passed else 1)

@@ -45,13 +45,17 @@ def chat(
     if loaded.tokenizer is None:
         raise InputError(f"{checkpoint} has no tokenizer; a chat needs one")
     told = _Transcript(loaded, system, params)
+    failed = answered = 0
     while (line := _line()) is not None:
         if not line:
             continue
         try:
             told.reply(line)
+            answered += 1
         except LengthError as error:
+            failed += 1
             typer.echo(f"error: {error}", err=True)
+    raise typer.Exit(2 if failed and not answered else 0)
 
 
 class _Transcript:
@@ -66,6 +70,8 @@ class _Transcript:
         self.params = params.model_copy(update={"stop": stop, "stop_ids": () if end is None else (end,)})
         self.system = [] if system is None else [{"role": "system", "content": system}]
         self.turns: list[dict[str, str]] = []
+        self.longest = loaded.model.max_length
+        self._said_cut = False
 
     def reply(self, line: str) -> None:
         """Speak the reply to ``line``. A line that is too long by itself is not kept, and nothing is forgotten."""
@@ -78,25 +84,41 @@ class _Transcript:
         self.turns.append({"role": "assistant", "content": "".join(spoken).strip()})
 
     def _pieces(self, turns: list[dict[str, str]]) -> Any:
-        """The reply to ``turns``, which are kept but for the oldest ones that do not fit."""
+        """The reply to ``turns``, which are kept but for the oldest ones that leave it too little room."""
         from pellucid.data.chat import encode_chat
-        from pellucid.errors import LengthError
         from pellucid.generation import stream
 
         whole = len(turns)
         while True:
             ids = encode_chat(self.loaded.tokenizer, self.template, [*self.system, *turns])
-            try:
-                pieces = stream(self.loaded, [ids], self.params)
+            if len(turns) == 1 or self._room(ids) >= self._enough():
                 break
-            except LengthError:
-                if len(turns) == 1:
-                    raise
-                del turns[:2]
+            del turns[:2]
+        pieces = stream(self.loaded, [ids], self._fitting(ids))
         if len(turns) < whole:
             typer.echo("(the oldest turn was forgotten)", err=True)
         self.turns = turns
         return pieces
+
+    def _room(self, ids: list[int]) -> int:
+        """How many tokens of a reply the model has positions for, at most as many as were asked for."""
+        most: int = self.params.max_new_tokens
+        return most if self.longest is None else min(most, self.longest - len(ids))
+
+    def _enough(self) -> int:
+        """Room for which no turn need be forgotten: what was asked for, or a quarter of the model's positions."""
+        most: int = self.params.max_new_tokens
+        return most if self.longest is None else min(most, max(1, self.longest // 4))
+
+    def _fitting(self, ids: list[int]) -> Any:
+        """The parameters of a reply, cut to the room that is left; said the first time."""
+        room = self._room(ids)
+        if not 0 < room < self.params.max_new_tokens:
+            return self.params
+        if not self._said_cut:
+            typer.echo(f"(replies end where the model's {self.longest} positions do)", err=True)
+            self._said_cut = True
+        return self.params.model_copy(update={"max_new_tokens": room})
 
 
 def _line() -> str | None:

@@ -18,6 +18,27 @@ MinP = Annotated[float, typer.Option(help="Keep tokens this likely, relative to 
 Seed = Annotated[int | None, typer.Option(help="Draw the same every time.", show_default=False)]
 
 
+class Progress:
+    """What is going on, on one line of a terminal that is wiped at the end; elsewhere nothing."""
+
+    def __init__(self, silent: bool = False) -> None:
+        self._shown = not silent and sys.stderr.isatty()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def step(self, name: str) -> None:
+        """Say what has begun."""
+        if self._shown:
+            sys.stderr.write(f"\r\x1b[2K{printable(name)} …")
+            sys.stderr.flush()
+
+    def __exit__(self, *_: object) -> None:
+        if self._shown:
+            sys.stderr.write("\r\x1b[2K")
+            sys.stderr.flush()
+
+
 def print_json(value: Any) -> None:
     """One JSON value on standard output."""
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))

@@ -16,10 +16,12 @@ import typer
 
 from pellucid.cli import common
 from pellucid.cli.demo_size import size_for_this_machine
+from pellucid.cli.page import NAME, write_or_warn
 
 if TYPE_CHECKING:
     from pellucid.audits import AuditReport
     from pellucid.data import Document
+    from pellucid.reports.page import Section
     from pellucid.training import TrainConfig, TrainResult
 
 PROMPTS = (
@@ -39,7 +41,8 @@ Out = Annotated[Path, typer.Option(help="The run folder; an older demo in it is 
 def demo(minutes: MinutesOption = None, out: Out = Path("runs/demo"), as_json: common.Json = False) -> None:
     """Train on this machine's Python library, measure, audit, complete code.
 
-    Writes summary.json into the run folder. Exits with 1 when an audit finds a leak.
+    Writes summary.json and report.html, a page to look at, into the run folder. Exits with 1 when an audit finds a
+    leak.
 
     \b
     Example:
@@ -111,6 +114,7 @@ def _finish(out: Path, summary: dict[str, Any], report: AuditReport, as_json: bo
     from pellucid.reports import show
 
     write_text(out / "summary.json", json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
+    write_or_warn(out / NAME, out, report, _sections(summary))
     if as_json:
         common.print_json(summary)
         return
@@ -123,6 +127,19 @@ def _finish(out: Path, summary: dict[str, Any], report: AuditReport, as_json: bo
         f"   (gzip {summary['gzip_bits_per_byte']:.3f}, xz {summary['xz_bits_per_byte']:.3f})"
         f"\n{out / 'summary.json'} holds all of it; pellucid chat {summary['checkpoint']} talks to the model"
     )
+
+
+def _sections(summary: dict[str, Any]) -> list[Section]:
+    """What the page says of a demo, besides what it says of any run."""
+    from pellucid.records import Table
+
+    names = {"heldout_bits_per_byte": "this model", "xz_bits_per_byte": "xz", "gzip_bits_per_byte": "gzip"}
+    against = tuple((name, float(summary[key])) for key, name in names.items())
+    completed = tuple((completion["prompt"], completion["text"]) for completion in summary["completions"])
+    return [
+        ("Held-out text", [Table("", ("bits per byte, file by file", ""), against)]),
+        ("Completions", [Table("", ("prompt", "what the model went on with"), completed)]),
+    ]
 
 
 def _compressed(documents: Iterable[Document], compress: Callable[[bytes], bytes]) -> float:

@@ -49,4 +49,4 @@ def runs(folders: Folders = None, as_json: common.Json = False) -> None:
         show(table, sys.stdout)
     for run in found:
         if run.problem is not None:
-            typer.echo(common.printable(f"{run.run}: {run.problem}"), err=True)
+            typer.echo(common.printable(f"{run.name}: {run.problem}"), err=True)

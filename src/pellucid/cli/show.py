@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
-from pathlib import Path
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -12,6 +11,7 @@ import typer
 from pellucid.cli import common
 
 if TYPE_CHECKING:
+    from pellucid.checkpoints.contract import Contract
     from pellucid.checkpoints.folder import Folder
     from pellucid.records import Table
 
@@ -28,12 +28,12 @@ def show(checkpoint: common.Checkpoint, as_json: common.Json = False) -> None:
     from pellucid.checkpoints.folder import open_folder
     from pellucid.reports import show as draw
 
-    folder = open_folder(Path(checkpoint))
+    folder = open_folder(checkpoint)
     if as_json:
         common.print_json(_as_data(folder))
     else:
         draw(_summary(folder), sys.stdout)
-        typer.echo()
+        typer.echo("\n" + "\n".join(_contract_lines(folder)) + "\n")
         draw(_tensors(folder), sys.stdout)
         typer.echo(f"\n{folder.report}" + (f"\n{folder.changed}" if folder.changed else ""))
     raise typer.Exit(0 if folder.report.complete and not folder.changed else 1)
@@ -44,7 +44,7 @@ def _as_data(folder: Folder) -> dict[str, Any]:
     return {
         "path": str(folder.path),
         "parameters": _parameters(folder),
-        "contract": folder.contract.model_dump(mode="json", exclude={"tensors", "tied", "witness"}),
+        "contract": folder.contract.model_dump(mode="json"),
         "witness": list(folder.contract.witness.probes),
         "tensors": rows,
         "complete": folder.report.complete,
@@ -53,13 +53,13 @@ def _as_data(folder: Folder) -> dict[str, Any]:
 
 
 def _summary(folder: Folder) -> Table:
-    """The contract in a dozen lines."""
+    """What one asks first, in a few lines."""
     from pellucid.records import Table
 
     contract = folder.contract
     model = contract.model
     heads = model.attention
-    rules = [f"{number} × {rule}" for rule, number in Counter(model.layers).items()]
+    rules = [f"{number} × {rule}" for number, rule in _runs(model.layers)]
     text = contract.text
     known = "" if text is None else f", of which {text.vocab_size:,} have tokens"
     rows = [
@@ -72,10 +72,41 @@ def _summary(folder: Folder) -> Table:
         ("norm", f"{_part(model.norm)}, {model.norm_placement}"),
         ("head", "tied to the embedding" if model.tie_word_embeddings else "its own"),
         ("text", "no tokenizer" if text is None else f"begin {text.bos_id}, end {text.eos_id}, pad {text.pad_id}"),
-        ("files", ", ".join(sorted(contract.digests))),
         ("witness", ", ".join(contract.witness.probes)),
     ]
     return Table(str(folder.path), ("contract", ""), tuple(rows))
+
+
+def _contract_lines(folder: Folder) -> list[str]:
+    """Every field of the contract, except the tensors, which have a table of their own, in YAML's form."""
+    from pellucid.configfile.text import dump
+
+    contract = folder.contract
+    data = contract.model_dump(mode="json", exclude={"tensors", "witness"})
+    data["model"]["layers"] = [f"{number} × {rule}" for number, rule in _runs(contract.model.layers)]
+    data["witness"] = _cases(contract)
+    return [common.printable(line) for line in dump(data).splitlines()]
+
+
+def _cases(contract: Contract) -> dict[str, Any]:
+    """What the witness asks: sizes of the inputs, and how many answers are kept."""
+    witness = contract.witness
+    cases: dict[str, Any] = {"tolerance": witness.tolerance}
+    for name, answer in witness.probes.items():
+        rows, slots = len(answer.asked.tokens), len(answer.asked.tokens[0])
+        kept = f"{len(answer.logits)} slots" + ("" if answer.loss is None else f", loss {answer.loss:.6g}")
+        cases[name] = f"{rows} × {slots} tokens, {kept}"
+    if text := witness.text:
+        cases["tokens"] = f"SHA-256 {text.tokens}"
+        cases["sample"] = f"{len(text.sample)} lines, {sum(map(len, text.ids))} ids"
+        for name, chat in (text.chats or {}).items():
+            cases[f"chat {name}"] = "refused by the template" if chat.ids is None else f"{len(chat.ids)} ids"
+    return cases
+
+
+def _runs(layers: tuple[str, ...]) -> list[tuple[int, str]]:
+    """Equal rules that follow each other, counted."""
+    return [(len(list(run)), rule) for rule, run in groupby(layers)]
 
 
 _COLUMNS = ("name", "tensor", "file", "status", "detail")

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -41,34 +46,45 @@ def train(
     print_config: PrintConfig = False,
     as_json: common.Json = False,
 ) -> None:
-    """Train a model; Ctrl-C finishes the step, saves and stops.
+    """Train a model; Ctrl-C or SIGTERM finishes the step with its validation, saves and stops.
 
-    A run folder that holds a run of the same configuration goes on from its last checkpoint, as if it had never
-    stopped.
+    The exit code is then 130 or 143, and a second signal stops at once. A run folder that holds a run of the same
+    configuration goes on from its last checkpoint, as if it had never stopped. Its report.html shows the run.
 
     \b
     Example:
       pellucid train examples/small.yaml budget.steps=2000 --out runs/small
     """
-    from pellucid.configfile import to_yaml
-    from pellucid.training.config import TrainConfig
+    try:
+        with _StartUp():
+            from pellucid.configfile import to_yaml
+            from pellucid.training.config import TrainConfig
 
-    file, folder = _places(config, out, resume)
-    wanted = TrainConfig.from_file(file, overrides or [])
-    if print_config:
-        if as_json:
+        file, folder = _places(config, out, resume)
+        wanted = TrainConfig.from_file(file, overrides or [])
+        if not print_config:
+            _train(wanted, folder, resume, tensorboard, as_json)
+        elif as_json:
             common.print_json(wanted.model_dump(mode="json"))
         else:
             typer.echo(to_yaml(wanted), nl=False)
-        return
+    except KeyboardInterrupt as error:
+        number = getattr(error, "signal", signal.SIGINT)
+        typer.echo(_stopped_by(number), err=True)
+        raise _exit(number) from None
+
+
+def _train(wanted: TrainConfig, folder: Path, resume: bool, tensorboard: bool, as_json: bool) -> None:
+    from pellucid.cli.page import refresh_run_page
 
     result = _run(wanted, folder, resume, tensorboard)
     if as_json:
         common.print_json(result.to_dict())
     else:
         typer.echo(str(result))
+    refresh_run_page(result)
     if result.interrupted:
-        raise typer.Exit(130)
+        raise _exit(signal.Signals[result.signal])
 
 
 def _run(wanted: TrainConfig, folder: Path, resume: bool, tensorboard: bool) -> TrainResult:
@@ -84,7 +100,13 @@ def _run(wanted: TrainConfig, folder: Path, resume: bool, tensorboard: bool) -> 
 
 def _places(config: str, out: Path | None, resume: bool) -> tuple[Path, Path]:
     """The configuration's file and the run's folder."""
-    path = Path(config)
+    from pellucid.errors import ConfigError
+    from pellucid.training.run_folder import checked_path
+
+    path = checked_path(config)
+    is_name = path.suffix.lower() not in (".yaml", ".yml", ".json")
+    if resume and is_name and not (path / "config.yaml").is_file():
+        raise ConfigError(f"there is no run in {path}: leave --resume out, and name a configuration to begin one")
     if path.is_dir():
         if not resume or out is not None:
             raise typer.BadParameter(
@@ -92,3 +114,58 @@ def _places(config: str, out: Path | None, resume: bool) -> tuple[Path, Path]:
             )
         return path / "config.yaml", path
     return path, out if out is not None else Path("runs") / path.stem
+
+
+# ---- signals
+
+
+class _StartUp:
+    """While the program loads, a signal is noted, and the next one ends it at once: nothing has begun yet."""
+
+    def __init__(self) -> None:
+        self._noted: signal.Signals | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        if self._noted is not None:
+            typer.echo(_stopped_by(self._noted), err=True)
+            raise _exit(self._noted)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self._noted is not None:
+            os.write(2, f"{_stopped_by(number)}\n".encode())
+            os._exit(128 + number)
+        self._noted = signal.Signals(number)
+
+
+_SECONDS_DEAF = 2.0
+
+
+def _exit(number: signal.Signals) -> typer.Exit:
+    """The end after a signal. Those that follow it at once, as when a key is hammered, change nothing any more."""
+    if threading.current_thread() is threading.main_thread():
+        until = time.monotonic() + _SECONDS_DEAF
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, _deaf(signal.getsignal(each), until))
+    return typer.Exit(128 + number)
+
+
+def _deaf(before: Any, until: float) -> Any:
+    """A handler that does nothing for a while, and then leaves it to the one ``before``."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if time.monotonic() >= until:
+            signal.signal(number, before)
+            os.kill(os.getpid(), number)
+
+    return handle
+
+
+def _stopped_by(number: int) -> str:
+    return "stopped by Ctrl-C" if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}"

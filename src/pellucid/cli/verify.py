@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Level = Annotated[
     str,
     typer.Option(
-        help="headers (names, shapes, types), digests (also every byte) or witness (also what the weights give)."
+        help="headers (names, shapes, types, text files), digests (also weights) or witness (also what it all gives)."
     ),
 ]
 

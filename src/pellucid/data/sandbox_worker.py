@@ -8,6 +8,7 @@ answer kills it when that takes too long. It knows nothing of Pellucid, and no c
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import json
 import math
@@ -15,12 +16,14 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO, NoReturn
 
 _LONGEST_RESULT = 1 << 20
 _MOST_BITS = 1 << 16
 _CACHED = 16
+_GO_THROUGH = {"batch", "first", "groupby", "join", "list", "map", "max", "min", "reject", "rejectattr", "select"}
+_GO_THROUGH |= {"selectattr", "slice", "sort", "sum", "unique", "reverse", "default", "d"}
 
 # Calls that look for text instead of writing it: a special token named in their arguments is plain text.
 _SEARCHES = {"count", "find", "index", "rfind", "rindex", "startswith", "endswith", "removeprefix", "removesuffix"}
@@ -77,8 +80,9 @@ def _answer(environment: Any, known: dict[str, Any], request: Mapping[str, Any])
 
 def _environment() -> Any:
     """jinja2's immutable sandbox, in which what is missing or out of bounds is an error and not empty text."""
-    from jinja2 import Undefined
+    from jinja2 import Undefined, runtime
     from jinja2.exceptions import SecurityError
+    from jinja2.runtime import Macro
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Missing(Undefined):
@@ -88,22 +92,74 @@ def _environment() -> Any:
             self._fail_with_undefined_error()
 
     class Sandbox(ImmutableSandboxedEnvironment):
-        intercepted_binops = frozenset({"*", "**"})
+        intercepted_binops = frozenset({"*", "**", "%"})
 
         def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
             raise SecurityError(f"it asks for {attribute!r} of a {type(obj).__name__}, which is out of bounds")
 
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
             _refuse_huge(operator, left, right)
+            if operator == "%":
+                _refuse_opaque(right)
             return super().call_binop(context, operator, left, right)
 
+        def call(self, context: Any, called: Any, /, *args: Any, **kwargs: Any) -> Any:
+            if not isinstance(called, type | Macro):  # format, say
+                _refuse_opaque(args, kwargs)
+            return super().call(context, called, *args, **kwargs)
+
     environment = Sandbox(
-        trim_blocks=True, lstrip_blocks=True, undefined=Missing, extensions=["jinja2.ext.loopcontrols"]
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=Missing,
+        finalize=_plain,
+        extensions=["jinja2.ext.loopcontrols"],
     )
+    for name in ("str_join", "markup_join"):  # the ~
+        setattr(runtime, name, lambda parts: "".join(str(_plain(part)) for part in parts))
+    environment.filters = {name: _guarded(name, each) for name, each in environment.filters.items()}
     del environment.globals["lipsum"], environment.filters["random"]  # ids must not depend on chance
     environment.globals["raise_exception"] = _raise
     environment.filters["tojson"] = _to_json
     return environment
+
+
+def _plain(value: Any) -> Any:
+    """``value``, which a template may write: other objects' texts may hold where they lie in memory."""
+    from jinja2 import Undefined
+
+    if not isinstance(value, str | int | float | Undefined):  # what is undefined refuses by itself
+        raise RefusedError(f"it writes a {type(value).__name__}, which is neither text nor a number nor true or false")
+    return value
+
+
+def _refuse_opaque(*values: Any) -> None:
+    """Whatever could put the text of a function or the like into another text."""
+    from jinja2 import Undefined
+
+    for value in values:
+        if isinstance(value, Mapping):
+            _refuse_opaque(*value, *value.values())
+        elif isinstance(value, list | tuple | set | frozenset):
+            _refuse_opaque(*value)
+        elif not isinstance(value, Undefined) and (callable(value) or type(value).__repr__ is object.__repr__):
+            raise RefusedError(f"it makes text of a {type(value).__name__}, which has none that stays the same")
+
+
+def _guarded(name: str, filter_: Callable[..., Any]) -> Callable[..., Any]:
+    """``filter_``, which is handed nothing opaque; iterators only where they are gone through."""
+    skipped = int(hasattr(filter_, "jinja_pass_arg"))  # what jinja2 passes first
+
+    @functools.wraps(filter_)
+    def guarded(*given: Any, **named: Any) -> Any:
+        inner, (value, *rest) = given[:skipped], given[skipped:]
+        if isinstance(value, Iterator) and name not in _GO_THROUGH:
+            raise RefusedError(f"it makes text of a {type(value).__name__}; make it a list first")
+        value = list(value) if name == "join" and isinstance(value, Iterator) else value
+        _refuse_opaque(value, *rest, *named.values())
+        return filter_(*inner, value, *rest, **named)
+
+    return guarded
 
 
 def _raise(message: object) -> NoReturn:

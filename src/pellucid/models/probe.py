@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,6 +13,8 @@ from torch import nn
 from pellucid.data.batch import IGNORED, Batch
 from pellucid.data.objectives import causal
 from pellucid.models.decoder import Decoder
+from pellucid.nn.attend import BACKENDS
+from pellucid.nn.attention import GroupedAttention
 from pellucid.nn.cache import ContiguousCache
 from pellucid.probe import Capability, Probe, Request, embeddings_replaced
 from pellucid.shapes import Tensor
@@ -41,13 +45,21 @@ class DecoderProbe(Probe):
     """All that a :class:`Decoder` can be asked, through the ``forward`` and objective that training uses."""
 
     capabilities: frozenset[Capability] = frozenset(
-        {"padding", "packing", "embeddings", "loss", "cache", "reorder", "crop", "snapshot", "unused"}
-    )
+        {
+            "padding", "packing", "embeddings", "loss", "cache", "reorder", "crop", "snapshot", "unused", "positions",
+            "kernels", "attention", "checkpointing",
+        }
+    )  # fmt: skip
+    kernels: tuple[str, ...] = BACKENDS
 
     def __init__(self, model: Decoder, name: str | None = None) -> None:
         self.model = self.module = model
         self.name = name or type(model).__name__
         self.vocab_size, self.rules, self.max_length = model.config.vocab_size, model.rules, model.max_length
+        scheme = model.config.position.kind
+        self.shift_invariant = scheme in ("rope", "none")
+        if scheme == "none":  # positions still say who is seen, which no other number changes in a causal model
+            self.capabilities -= {"positions"}
 
     def logits(self, request: Request) -> Tensor:
         with self._embeddings(request):
@@ -84,6 +96,39 @@ class DecoderProbe(Probe):
         with self._embeddings(request):
             logits: Tensor = self.model(batch.to(self._device), cache=cache.held).logits
         return logits
+
+    def attention(self, request: Request) -> list[Tensor]:
+        """Computed from what each layer's attention is given in a forward pass."""
+        given: list[Tensor] = []
+
+        def note(module: nn.Module, arguments: tuple[Any, ...]) -> None:
+            assert isinstance(module, GroupedAttention)
+            given.append(module.weights(arguments[0], arguments[1]))
+
+        with ExitStack() as hooks:
+            for module in self.model.layers.modules():
+                if isinstance(module, GroupedAttention):
+                    hooks.callback(module.register_forward_pre_hook(note).remove)
+            self.logits(request)
+        return given
+
+    @contextmanager
+    def kernel(self, name: str) -> Iterator[None]:
+        parts = [part for part in self.model.modules() if isinstance(part, GroupedAttention)]
+        with ExitStack() as stack:
+            for part in parts:
+                stack.callback(setattr, part, "backend", part.backend)
+                part.backend = name  # type: ignore[assignment]  # an unknown name is refused by the layer
+            yield
+
+    @contextmanager
+    def checkpointing(self) -> Iterator[None]:
+        before = self.model.gradient_checkpointing
+        self.model.gradient_checkpointing = True
+        try:
+            yield
+        finally:
+            self.model.gradient_checkpointing = before
 
     def over(self, module: nn.Module) -> DecoderProbe:
         assert isinstance(module, Decoder)

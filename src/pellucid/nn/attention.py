@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from pellucid.nn.attend import Backend, attend
+from pellucid.nn.attend import Backend, attend, probabilities
 from pellucid.nn.cache import LayerCache
 from pellucid.nn.norms import RMSNorm
 from pellucid.nn.positions import Rotary
@@ -52,11 +52,8 @@ class GroupedAttention(nn.Module):
     def forward(
         self, x_BTD: Float[Tensor, "B T D"], queries: Coordinates, keys: Coordinates, cache: LayerCache | None = None
     ) -> Float[Tensor, "B T D"]:
-        q_BTNH = self.q_norm(self.q_proj(x_BTD).unflatten(-1, (-1, self.head_size)))
-        k_BTKH = self.k_norm(self.k_proj(x_BTD).unflatten(-1, (-1, self.head_size)))
+        q_BTNH, k_BTKH = self._queries_and_keys(x_BTD, queries)
         v_BTKH = self.v_proj(x_BTD).unflatten(-1, (-1, self.head_size))
-        if self.rotary is not None:
-            q_BTNH, k_BTKH = self.rotary(q_BTNH, queries), self.rotary(k_BTKH, queries)
         k_BSKH, v_BSKH = (k_BTKH, v_BTKH) if cache is None else cache.append(k_BTKH, v_BTKH)
         out_BTNH = attend(
             q_BTNH,
@@ -70,3 +67,15 @@ class GroupedAttention(nn.Module):
             backend=self.backend,
         )
         return self.o_proj(out_BTNH.flatten(-2))
+
+    def weights(self, x_BTD: Float[Tensor, "B T D"], places: Coordinates) -> Float[Tensor, "B N T T"]:
+        """What each head attends to in ``x``, by the reference path; the weight of what is hidden is exactly 0."""
+        q_BTNH, k_BTKH = self._queries_and_keys(x_BTD, places)
+        return probabilities(q_BTNH, k_BTKH, rule=self.rule, queries=places, keys=places, scale=self.scale)
+
+    def _queries_and_keys(self, x_BTD: Tensor, places: Coordinates) -> tuple[Tensor, Tensor]:
+        q_BTNH = self.q_norm(self.q_proj(x_BTD).unflatten(-1, (-1, self.head_size)))
+        k_BTKH = self.k_norm(self.k_proj(x_BTD).unflatten(-1, (-1, self.head_size)))
+        if self.rotary is None:
+            return q_BTNH, k_BTKH
+        return self.rotary(q_BTNH, places), self.rotary(k_BTKH, places)

@@ -1,45 +1,277 @@
 """One layer: attention mixes tokens, the feed-forward network mixes features, both on a residual stream.
 
 Where the norms sit changes gradients, initialisation and the final norm; a block of one placement is never the
-other with a flag flipped, so each is a class of its own.
+other with a flag flipped, so each is a class of its own. ``needs_final_norm`` says what its stack must end with, and
+:mod:`pellucid.nn.init` how its weights start.
 """
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
+import torch
 from torch import nn
 
 from pellucid.nn.cache import LayerCache
+from pellucid.nn.moe.routing import RoutingTally
 from pellucid.shapes import Float, Tensor
 from pellucid.visibility import Coordinates
 
 
 class _Block(nn.Module):
+    """What every block shares.
+
+    ``branch_multiplier`` scales each branch before it joins the stream (Granite). ``stream_dtype`` keeps the stream in
+    that type, float32 for example, whatever the weights are in; branches run in the type of the attention's weights.
+    A feed-forward part with ``routes = True`` is also told where the tokens are, and given the caller's ``tally``.
+    """
+
+    needs_final_norm: ClassVar[bool]
+    attention: nn.Module
+    ffn: nn.Module
+
+    def _finish(self, dropout: float, branch_multiplier: float, stream_dtype: torch.dtype | None) -> None:
+        """What comes after norms and branches, whose order in a block is that of its state."""
+        self._feed = _routed if getattr(self.ffn, "routes", False) else _plain
+        self.residual_dropout: nn.Module = nn.Dropout(dropout)
+        if branch_multiplier != 1.0:
+            self.residual_dropout = nn.Sequential(nn.Dropout(dropout), Multiply(branch_multiplier))
+        self.to_stream: nn.Module = nn.Identity() if stream_dtype is None else AsType(stream_dtype)
+        self.to_branch: nn.Module = nn.Identity() if stream_dtype is None else AsWeightsOf(self.attention)
+
+
+class _TwoNormBlock(_Block):
     def __init__(
-        self, *, attention: nn.Module, ffn: nn.Module, attn_norm: nn.Module, ffn_norm: nn.Module, dropout: float
+        self,
+        *,
+        attention: nn.Module,
+        ffn: nn.Module,
+        attn_norm: nn.Module,
+        ffn_norm: nn.Module,
+        dropout: float,
+        branch_multiplier: float = 1.0,
+        stream_dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.attn_norm = attn_norm
         self.attention = attention
         self.ffn_norm = ffn_norm
         self.ffn = ffn
-        self.residual_dropout = nn.Dropout(dropout)
+        self._finish(dropout, branch_multiplier, stream_dtype)
 
 
-class PreNormBlock(_Block):
-    """``x + f(norm(x))`` for each half; the stream itself is never normalised, so the model needs a final norm."""
+class PreNormBlock(_TwoNormBlock):
+    """``x + f(norm(x))`` for each half (Xiong et al. 2020).
+
+    The stream itself is never normalised, so the model needs a final norm.
+    """
+
+    needs_final_norm = True
 
     def forward(
-        self, x_BTD: Float[Tensor, "B T D"], queries: Coordinates, keys: Coordinates, cache: LayerCache | None = None
+        self,
+        x_BTD: Float[Tensor, "B T D"],
+        queries: Coordinates,
+        keys: Coordinates,
+        cache: LayerCache | None = None,
+        tally: RoutingTally | None = None,
     ) -> Float[Tensor, "B T D"]:
-        x_BTD = x_BTD + self.residual_dropout(self.attention(self.attn_norm(x_BTD), queries, keys, cache))
-        return x_BTD + self.residual_dropout(self.ffn(self.ffn_norm(x_BTD)))
+        x_BTD = self.to_stream(x_BTD)
+        h_BTD = self.to_branch(self.attn_norm(x_BTD))
+        x_BTD = x_BTD + self.residual_dropout(self.attention(h_BTD, queries, keys, cache))
+        h_BTD = self.to_branch(self.ffn_norm(x_BTD))
+        return x_BTD + self.residual_dropout(self._feed(self.ffn, h_BTD, queries, tally))
 
 
-class PostNormBlock(_Block):
+class PostNormBlock(_TwoNormBlock):
     """``norm(x + f(x))`` for each half, as in Vaswani et al. 2017 §3.1; its last norm is the final norm."""
 
+    needs_final_norm = False
+
     def forward(
-        self, x_BTD: Float[Tensor, "B T D"], queries: Coordinates, keys: Coordinates, cache: LayerCache | None = None
+        self,
+        x_BTD: Float[Tensor, "B T D"],
+        queries: Coordinates,
+        keys: Coordinates,
+        cache: LayerCache | None = None,
+        tally: RoutingTally | None = None,
     ) -> Float[Tensor, "B T D"]:
-        x_BTD = self.attn_norm(x_BTD + self.residual_dropout(self.attention(x_BTD, queries, keys, cache)))
-        return self.ffn_norm(x_BTD + self.residual_dropout(self.ffn(x_BTD)))
+        x_BTD = self.to_stream(x_BTD)
+        h_BTD = self.attention(self.to_branch(x_BTD), queries, keys, cache)
+        x_BTD = self.attn_norm(x_BTD + self.residual_dropout(h_BTD))
+        h_BTD = self._feed(self.ffn, self.to_branch(x_BTD), queries, tally)
+        return self.ffn_norm(x_BTD + self.residual_dropout(h_BTD))
+
+
+class DeepNormBlock(_TwoNormBlock):
+    """``norm(α x + f(x))`` for each half (Wang et al. 2022 fig. 2); ``init.deep_norm_constants`` gives α and its β."""
+
+    needs_final_norm = False
+
+    def __init__(self, *, alpha: float, **parts: Any) -> None:
+        super().__init__(**parts)
+        self.alpha = alpha
+
+    def forward(
+        self,
+        x_BTD: Float[Tensor, "B T D"],
+        queries: Coordinates,
+        keys: Coordinates,
+        cache: LayerCache | None = None,
+        tally: RoutingTally | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        x_BTD = self.to_stream(x_BTD)
+        h_BTD = self.attention(self.to_branch(x_BTD), queries, keys, cache)
+        x_BTD = self.attn_norm(self.alpha * x_BTD + self.residual_dropout(h_BTD))
+        h_BTD = self._feed(self.ffn, self.to_branch(x_BTD), queries, tally)
+        return self.ffn_norm(self.alpha * x_BTD + self.residual_dropout(h_BTD))
+
+    def extra_repr(self) -> str:
+        return f"alpha={self.alpha:g}"
+
+
+class SandwichBlock(_Block):
+    """``x + norm(f(norm(x)))`` for each half (Ding et al. 2021; Gemma 2, GLM 4).
+
+    With ``nn.Identity()`` as ``attn_norm`` and ``ffn_norm``, branches are normalised on leaving alone (OLMo 2).
+    """
+
+    needs_final_norm = True
+
+    def __init__(
+        self,
+        *,
+        attention: nn.Module,
+        ffn: nn.Module,
+        attn_norm: nn.Module,
+        attn_out_norm: nn.Module,
+        ffn_norm: nn.Module,
+        ffn_out_norm: nn.Module,
+        dropout: float,
+        branch_multiplier: float = 1.0,
+        stream_dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.attn_norm = attn_norm
+        self.attention = attention
+        self.attn_out_norm = attn_out_norm
+        self.ffn_norm = ffn_norm
+        self.ffn = ffn
+        self.ffn_out_norm = ffn_out_norm
+        self._finish(dropout, branch_multiplier, stream_dtype)
+
+    def forward(
+        self,
+        x_BTD: Float[Tensor, "B T D"],
+        queries: Coordinates,
+        keys: Coordinates,
+        cache: LayerCache | None = None,
+        tally: RoutingTally | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        x_BTD = self.to_stream(x_BTD)
+        h_BTD = self.attention(self.to_branch(self.attn_norm(x_BTD)), queries, keys, cache)
+        x_BTD = x_BTD + self.residual_dropout(self.attn_out_norm(h_BTD))
+        h_BTD = self._feed(self.ffn, self.to_branch(self.ffn_norm(x_BTD)), queries, tally)
+        return x_BTD + self.residual_dropout(self.ffn_out_norm(h_BTD))
+
+
+class ParallelBlock(_Block):
+    """``x + attention(norm(x)) + ffn(norm(x))``, both from one norm (Wang & Komatsuzaki 2021, GPT-J; Phi, Cohere)."""
+
+    needs_final_norm = True
+
+    def __init__(
+        self,
+        *,
+        attention: nn.Module,
+        ffn: nn.Module,
+        norm: nn.Module,
+        dropout: float,
+        branch_multiplier: float = 1.0,
+        stream_dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.norm = norm
+        self.attention = attention
+        self.ffn = ffn
+        self._finish(dropout, branch_multiplier, stream_dtype)
+
+    def forward(
+        self,
+        x_BTD: Float[Tensor, "B T D"],
+        queries: Coordinates,
+        keys: Coordinates,
+        cache: LayerCache | None = None,
+        tally: RoutingTally | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        x_BTD = self.to_stream(x_BTD)
+        h_BTD = self.to_branch(self.norm(x_BTD))
+        mixed_BTD = self.residual_dropout(self.attention(h_BTD, queries, keys, cache))
+        return x_BTD + mixed_BTD + self.residual_dropout(self._feed(self.ffn, h_BTD, queries, tally))
+
+
+class ParallelTwoNormBlock(_TwoNormBlock):
+    """``x + attention(norm₁(x)) + ffn(norm₂(x))`` (Black et al. 2022 §2.1.2, GPT-NeoX; Falcon 40B)."""
+
+    needs_final_norm = True
+
+    def forward(
+        self,
+        x_BTD: Float[Tensor, "B T D"],
+        queries: Coordinates,
+        keys: Coordinates,
+        cache: LayerCache | None = None,
+        tally: RoutingTally | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        x_BTD = self.to_stream(x_BTD)
+        h_BTD = self.to_branch(self.attn_norm(x_BTD))
+        mixed_BTD = self.residual_dropout(self.attention(h_BTD, queries, keys, cache))
+        h_BTD = self.to_branch(self.ffn_norm(x_BTD))
+        return x_BTD + mixed_BTD + self.residual_dropout(self._feed(self.ffn, h_BTD, queries, tally))
+
+
+class Multiply(nn.Module):
+    """``factor · x``."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.factor * x
+
+    def extra_repr(self) -> str:
+        return f"{self.factor:g}"
+
+
+class AsType(nn.Module):
+    """``x`` in a fixed type."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.to(self.dtype)
+
+    def extra_repr(self) -> str:
+        return str(self.dtype)
+
+
+class AsWeightsOf(nn.Module):
+    """``x`` in the type that the first weight of ``part`` has when it is asked; the way from a stream into a matrix."""
+
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self._part = (part,)  # in a tuple, because it is no child: its weights have a home already
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.to(next(self._part[0].parameters(), x).dtype)
+
+
+def _plain(ffn: nn.Module, x_BTD: Tensor, _places: Coordinates, _tally: RoutingTally | None) -> Tensor:
+    return ffn(x_BTD)
+
+
+def _routed(ffn: nn.Module, x_BTD: Tensor, places: Coordinates, tally: RoutingTally | None) -> Tensor:
+    return ffn(x_BTD, places, tally)

@@ -11,7 +11,13 @@ from pellucid.visibility import Coordinates
 
 
 class TokenEmbedding(nn.Embedding):
-    """A table of token vectors that refuses ids outside it (on a CPU, where looking costs nothing)."""
+    """A table of token vectors that refuses ids outside it (on a CPU, where looking costs nothing).
+
+    It comes empty, to be filled by ``nn.init``: torch's own first values would load its compiler on the meta device.
+    """
+
+    def __init__(self, tokens: int, size: int) -> None:
+        super().__init__(tokens, size, _weight=torch.empty(tokens, size))
 
     def forward(self, tokens_BT: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
         if tokens_BT.device.type == "cpu" and tokens_BT.numel() and not torch.compiler.is_compiling():

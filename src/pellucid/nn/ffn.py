@@ -4,19 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import nn
 from torch.nn import functional as F
 
+from pellucid.errors import InputError
 from pellucid.shapes import Float, Tensor
+
+
+def quick_gelu(x: Tensor) -> Tensor:
+    """``x · σ(1.702 x)``, the sigmoid approximation of GELU (Hendrycks & Gimpel 2016 §2)."""
+    return x * torch.sigmoid(1.702 * x)
+
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "quick_gelu": quick_gelu,
     "relu": F.relu,
     "relu_squared": lambda x: F.relu(x).square(),
+    "sigmoid": torch.sigmoid,
     "silu": F.silu,
 }
-"""By the names that configs use; ``relu_squared`` is So et al. 2021 (Primer)."""
+"""By the names that configs use; ``gelu`` is exact (erf), ``relu_squared`` is So et al. 2021 (Primer)."""
+
+
+def activation(name: str) -> Callable[[Tensor], Tensor]:
+    """The function called ``name``.
+
+    Raises:
+        InputError: there is none.
+    """
+    if name not in ACTIVATIONS:
+        raise InputError(f"there is no activation {name!r}; choose one of {', '.join(sorted(ACTIVATIONS))}")
+    return ACTIVATIONS[name]
+
+
+def clamped_gate(gate: Tensor, up: Tensor, *, limit: float, alpha: float) -> Tensor:
+    """``(up + 1) ⊙ gate · σ(alpha · gate)``, gate at most ``limit`` and up within ±``limit`` (gpt-oss's SwiGLU)."""
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return (up + 1) * gate * torch.sigmoid(alpha * gate)
 
 
 class DenseFFN(nn.Module):
@@ -25,25 +52,47 @@ class DenseFFN(nn.Module):
     def __init__(self, size: int, inner: int, *, activation: str, bias: bool, dropout: float) -> None:
         super().__init__()
         self.up_proj = nn.Linear(size, inner, bias=bias)
-        self.activation = ACTIVATIONS[activation]
+        self.activation = _named(activation)
         self.inner_dropout = nn.Dropout(dropout)
         self.down_proj = nn.Linear(inner, size, bias=bias)
 
-    def forward(self, x_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+    def forward(self, x_BTD: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
         return self.down_proj(self.inner_dropout(self.activation(self.up_proj(x_BTD))))
 
 
 class GatedFFN(nn.Module):
-    """``W₂ · (act(W₁ x) ⊙ W₃ x)``: SwiGLU with ``silu``, GEGLU with ``gelu`` (Shazeer 2020)."""
+    """``W₂ · (act(W₁ x) ⊙ W₃ x)`` (Shazeer 2020 §2): GLU with ``sigmoid``, SwiGLU ``silu``, GEGLU ``gelu``."""
 
     def __init__(self, size: int, inner: int, *, activation: str, bias: bool, dropout: float) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(size, inner, bias=bias)
         self.up_proj = nn.Linear(size, inner, bias=bias)
-        self.activation = ACTIVATIONS[activation]
+        self.activation = _named(activation)
         self.inner_dropout = nn.Dropout(dropout)
         self.down_proj = nn.Linear(inner, size, bias=bias)
 
-    def forward(self, x_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+    def forward(self, x_BTD: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
         gated = self.activation(self.gate_proj(x_BTD)) * self.up_proj(x_BTD)
         return self.down_proj(self.inner_dropout(gated))
+
+
+class ClampedGatedFFN(nn.Module):
+    """``W₂ · clamped_gate(W₁ x, W₃ x)``: gates that cannot grow past ``limit`` (gpt-oss)."""
+
+    def __init__(
+        self, size: int, inner: int, *, limit: float = 7.0, alpha: float = 1.702, bias: bool, dropout: float
+    ) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(size, inner, bias=bias)
+        self.up_proj = nn.Linear(size, inner, bias=bias)
+        self.limit = limit
+        self.alpha = alpha
+        self.inner_dropout = nn.Dropout(dropout)
+        self.down_proj = nn.Linear(inner, size, bias=bias)
+
+    def forward(self, x_BTD: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
+        gated = clamped_gate(self.gate_proj(x_BTD), self.up_proj(x_BTD), limit=self.limit, alpha=self.alpha)
+        return self.down_proj(self.inner_dropout(gated))
+
+
+_named = activation  # where a parameter has that name too

@@ -1,22 +1,40 @@
-"""Initial weights, by where the norms sit.
+"""Initial weights, by where the norms sit. A function for each placement, with the block and final norm it is for.
+
+=============  ==========================================  ==========  =================================================
+placement      block                                       final norm  first weights
+=============  ==========================================  ==========  =================================================
+pre            PreNormBlock                                one         :func:`init_pre_norm`: branch ends smaller, or 0
+post           PostNormBlock                               none        :func:`init_post_norm`: Xavier's scale
+deep           DeepNormBlock                               none        :func:`init_deep_norm`: Xavier's scale · β
+sandwich       SandwichBlock                               one         :func:`init_sandwich`: all matrices alike
+parallel       ParallelBlock, ParallelTwoNormBlock         one         :func:`init_parallel`: as pre-norm
+=============  ==========================================  ==========  =================================================
 
 A pre-norm stream adds up 2L branch outputs, so the last matrix of each branch starts smaller (or at zero); a post-norm
-stream is normalised after every addition and takes Xavier's scale (Glorot & Bengio 2010), as the 2017 model did.
+stream is normalised after every addition and takes Xavier's scale (Glorot & Bengio 2010), as the 2017 model did. Norms
+(:func:`init_norms`) and position tables start the same everywhere. Stacked experts start as that many single matrices,
+routers as any matrix that ends no branch.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Literal
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
 
 import torch
 from torch import nn
 
+from pellucid.errors import ShapeError
+from pellucid.nn.moe.experts import Experts
+from pellucid.nn.moe.router import Router, SigmoidRouter
+from pellucid.nn.norms import HeadLayerNorm, LayerNorm, RMSNorm
 from pellucid.nn.positions import LearnedPositions
 
 Residual = Literal["scaled", "zero", "plain"]
 
 _BRANCH_ENDS = ("o_proj", "down_proj")
+_VALUE_PATH = ("v_proj", "o_proj", "up_proj", "gate_proj", "down_proj")  # what β scales under DeepNorm
 
 
 @torch.no_grad()
@@ -28,25 +46,97 @@ def init_pre_norm(
     Branch ends are divided by ``sqrt(2L)`` (Radford et al. 2019 §2.3), or 0.
     """
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear):
-            scale = module.in_features**-0.5 if std is None else std
-            if name.endswith(_BRANCH_ENDS) and residual != "plain":
+        for weight_name, weight in _matrices(module):
+            scale = weight.shape[-1] ** -0.5 if std is None else std
+            if f"{name}.{weight_name}".removesuffix(".weight").endswith(_BRANCH_ENDS) and residual != "plain":
                 scale *= 0.0 if residual == "zero" else 1 / math.sqrt(2 * layers)
-            _normal(module.weight, scale, generator)
-            _zero_bias(module)
-        elif isinstance(module, nn.Embedding):
+            _normal(weight, scale, generator)
+        if isinstance(module, nn.Embedding):
             _normal(module.weight, 0.02 if std is None else std, generator)
+        _zero_biases(module)
+
+
+@torch.no_grad()
+def init_parallel(
+    model: nn.Module, *, layers: int, std: float | None, residual: Residual, generator: torch.Generator
+) -> None:
+    """As pre-norm: L layers of two branches side by side add up the same 2L outputs."""
+    init_pre_norm(model, layers=layers, std=std, residual=residual, generator=generator)
+
+
+@torch.no_grad()
+def init_sandwich(model: nn.Module, *, std: float | None, generator: torch.Generator) -> None:
+    """Normal weights of ``std`` (None: ``1/sqrt(fan_in)``), branch ends like the rest.
+
+    The norm behind a branch undoes any scale of its last matrix. From 0 it would multiply the first gradients by
+    ``1/sqrt(eps)``, so nothing here starts at 0.
+    """
+    init_pre_norm(model, layers=1, std=std, residual="plain", generator=generator)
 
 
 @torch.no_grad()
 def init_post_norm(model: nn.Module, *, generator: torch.Generator) -> None:
     """Xavier-uniform matrices, embeddings of ``1/sqrt(D)``."""
     for module in model.modules():
-        if isinstance(module, nn.Linear):
-            nn.init.xavier_uniform_(module.weight, generator=generator)
-            _zero_bias(module)
-        elif isinstance(module, nn.Embedding):
+        for _, weight in _matrices(module):
+            bound = math.sqrt(3.0) * _xavier(weight)
+            nn.init.uniform_(weight, -bound, bound, generator=generator)
+        if isinstance(module, nn.Embedding):
             _normal(module.weight, module.embedding_dim**-0.5, generator)
+        _zero_biases(module)
+
+
+@torch.no_grad()
+def init_deep_norm(model: nn.Module, *, beta: float, generator: torch.Generator) -> None:
+    """Xavier-normal matrices, those on the way of the values times ``beta`` (Wang et al. 2022 fig. 2).
+
+    That way is v and o of attention and the whole feed-forward part; q, k and everything else keep a gain of 1.
+    """
+    for name, module in model.named_modules():
+        for weight_name, weight in _matrices(module):
+            on_the_way = f"{name}.{weight_name}".removesuffix(".weight").endswith(_VALUE_PATH)
+            _normal(weight, _xavier(weight) * (beta if on_the_way else 1.0), generator)
+        if isinstance(module, nn.Embedding):
+            _normal(module.weight, module.embedding_dim**-0.5, generator)
+        _zero_biases(module)
+
+
+class DeepNormConstants(NamedTuple):
+    """``alpha`` multiplies the stream in each block, ``beta`` the first weights."""
+
+    alpha: float
+    beta: float
+
+
+def deep_norm_constants(
+    layers: int, *, part: Literal["alone", "encoder", "decoder"] = "alone", decoder_layers: int | None = None
+) -> DeepNormConstants:
+    """α and β for a stack of ``layers`` (Wang et al. 2022 fig. 2).
+
+    ``alone`` is an encoder-only or decoder-only model. An ``encoder``'s depend on the depth of its decoder too.
+
+    Raises:
+        ShapeError: ``decoder_layers`` left out for an encoder, or given for anything else.
+    """
+    if (part == "encoder") != (decoder_layers is not None):
+        raise ShapeError(
+            f"part is {part!r} and decoder_layers {decoder_layers}; an encoder needs its decoder's depth, nothing else "
+            "takes it"
+        )
+    if decoder_layers is not None:
+        depth = (layers**4 * decoder_layers) ** (1 / 16)
+        return DeepNormConstants(0.81 * depth, 0.87 / depth)
+    if part == "decoder":
+        return DeepNormConstants((3 * layers) ** 0.25, (12 * layers) ** -0.25)
+    return DeepNormConstants((2 * layers) ** 0.25, (8 * layers) ** -0.25)
+
+
+@torch.no_grad()
+def init_norms(model: nn.Module) -> None:
+    """Every norm scales by 1 and adds nothing, however it stores that."""
+    for module in model.modules():
+        if isinstance(module, RMSNorm | LayerNorm | HeadLayerNorm):
+            module.reset_parameters()
 
 
 @torch.no_grad()
@@ -57,10 +147,27 @@ def init_positions(model: nn.Module, *, std: float, generator: torch.Generator) 
             _normal(module.weight, std, generator)
 
 
+def _matrices(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """The module's own matrices ``[…, out, in]``, children left out."""
+    if isinstance(module, nn.Linear | Router):
+        yield "weight", module.weight
+    elif isinstance(module, Experts):
+        yield from ((name, weight) for name, weight in module.named_parameters() if name.endswith("_proj"))
+
+
+def _zero_biases(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear | Router | Experts):
+        for name, bias in module.named_parameters(recurse=False):
+            if name.endswith("bias"):
+                nn.init.zeros_(bias)
+    if isinstance(module, SigmoidRouter):
+        nn.init.zeros_(module.choice_bias)
+
+
+def _xavier(weight: torch.Tensor) -> float:
+    """The standard deviation of Glorot & Bengio 2010 eq. 16, for each matrix of a stack."""
+    return math.sqrt(2.0 / float(weight.shape[-1] + weight.shape[-2]))
+
+
 def _normal(weight: torch.Tensor, std: float, generator: torch.Generator) -> None:
     nn.init.normal_(weight, std=std, generator=generator) if std else nn.init.zeros_(weight)
-
-
-def _zero_bias(module: nn.Linear) -> None:
-    if module.bias is not None:
-        nn.init.zeros_(module.bias)

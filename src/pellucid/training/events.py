@@ -90,10 +90,17 @@ class Saved:
 
 @dataclass(frozen=True)
 class Interrupted:
-    """Somebody asked the run to stop; the step is finished and saved first."""
+    """Somebody asked the run to stop; the step is finished, validated if that is due, and saved first."""
 
     signal: str
 
 
-Event = Prepared | Resumed | Finished | Stepped | Validated | Saved | Interrupted
+@dataclass(frozen=True)
+class Warned:
+    """The run goes on, but not quite as somebody may think; one line."""
+
+    message: str
+
+
+Event = Prepared | Resumed | Finished | Stepped | Validated | Saved | Interrupted | Warned
 Listener = Callable[[Event], None]

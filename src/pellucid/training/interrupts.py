@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a question: a run finishes its step, saves, stops; asked twice, it stops at once."""
+"""Ctrl-C and SIGTERM: before the first step they stop a run at once, then they ask; asked twice, it stops at once."""
 
 from __future__ import annotations
 
@@ -7,19 +7,33 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal that stopped a run at once."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__(f"stopped at once by {number.name}")
+        self.signal = number
 
 
 class Interrupts:
-    """While the block runs, a signal only sets :attr:`asked`; outside the main thread nothing is changed."""
+    """While the block runs, signals come here; outside the main thread nothing is changed.
+
+    Until :meth:`begin` a signal raises :class:`Stopped`; after it the first one only sets :attr:`asked`, and the
+    second raises. What comes after one that raised is ignored, so that what was begun can be taken back.
+    """
 
     def __init__(self) -> None:
         self.asked: signal.Signals | None = None
+        self._begun = False
+        self._stopped: signal.Signals | None = None
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._ask) for number in _SIGNALS}
+            self._before = {number: signal.signal(number, self._ask) for number in SIGNALS}
         return self
 
     def __exit__(
@@ -28,7 +42,17 @@ class Interrupts:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    def begin(self) -> None:
+        """From now on there is something to finish. One that came before and was swallowed on its way is raised."""
+        if self._stopped is not None:
+            raise Stopped(self._stopped)
+        self._begun = True
+
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.asked is not None:
-            raise KeyboardInterrupt
-        self.asked = signal.Signals(number)
+        if self._stopped is not None:
+            return
+        if self._begun and self.asked is None:
+            self.asked = signal.Signals(number)
+            return
+        self._stopped = signal.Signals(number)
+        raise Stopped(self._stopped)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterable
-from itertools import takewhile
+import warnings
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from pellucid.data.text import Document
-from pellucid.errors import CheckpointError, StorageError
-from pellucid.training import state
+from pellucid.errors import CheckpointError, ConfigError, StorageError
 from pellucid.training.config import TrainConfig
+from pellucid.training.environment import write_environment
 from pellucid.training.events import (
+    Event,
     Finished,
     Interrupted,
     Listener,
@@ -20,12 +22,14 @@ from pellucid.training.events import (
     Saved,
     Stepped,
     Validated,
+    Warned,
 )
 from pellucid.training.interrupts import Interrupts
 from pellucid.training.monitors import Metrics, told
 from pellucid.training.prepare import Parts, prepare, refuse_missing_device, settled
 from pellucid.training.result import TrainResult
-from pellucid.training.run_folder import RunFolder, step_name
+from pellucid.training.resume import choose, final, refuse_other_model, refuse_shorter, take_up
+from pellucid.training.run_folder import RunFolder, checked_path, step_name
 from pellucid.training.schedule import multiplier, progress
 from pellucid.training.step import StepResult, Where, train_step
 from pellucid.training.validation import Validation, bits_per_byte
@@ -39,54 +43,77 @@ def train(
     A folder that holds a run of the same ``config`` goes on from its last checkpoint, as if it had never stopped;
     one that is finished says so, and nothing is done. ``resume=True`` wants a run there, and lets its budget and
     bookkeeping change; ``False`` wants an empty folder. Anything else that is there is refused. Ctrl-C and SIGTERM
-    finish the step, save and return. ``on_event`` is told what happens (see ``training.events``).
+    finish the step and what belongs to it, save and return; before the first step, or given twice, they raise
+    ``KeyboardInterrupt``. ``on_event`` is told what happens (see ``training.events``); without it, warnings are
+    Python's.
 
     Raises:
-        InputError: something in the config, the data or on the disk cannot be used; nothing was trained.
+        InputError: something in the config, the data or on the disk cannot be used; nothing was trained or changed.
         TrainingError: the run must not go on; the message names the last good checkpoint.
         StorageError: the disk took no more; likewise.
     """
+    if not isinstance(config, TrainConfig):
+        raise ConfigError(
+            f"config is {str(config)[:80]!r}, but must be a TrainConfig; make one with TrainConfig.from_file or "
+            ".from_mapping"
+        )
+    run, tell = RunFolder(checked_path(run_folder)), on_event or _warn
     refuse_missing_device(config.device)
-    goes_on = (Path(run_folder) / "config.yaml").is_file() if resume is None else resume
-    if goes_on:
-        run, config = RunFolder.reopen(run_folder, config, exactly=resume is None)
-    else:
-        config = settled(config)
-        run = RunFolder.create(run_folder, config)
-    listener = told([on_event] if on_event else [])
     try:
-        return _finished(run, config, listener) or _train(config, run, goes_on, listener)
+        with Interrupts() as interrupts:
+            if run.holds_run() if resume is None else resume:
+                return _go_on(config, run, resume is None, interrupts, tell)
+            return _begin(config, run, interrupts, tell)
     finally:
         run.close()
 
 
-def _finished(run: RunFolder, config: TrainConfig, tell: Listener) -> TrainResult | None:
-    """The result of a run that has come to its end; None where something is left to do, or to do in another way."""
-    last = run.pointed("last")
-    if last is None:
-        return None
-    counters = state.read_counters(last / state.FOLDER)
-    validation = Metrics(run.metrics).final(counters.step)
-    longer = "budget" in run.changed and progress(config.budget, counters.step, counters.minutes) < 1
-    if validation is None or longer or "validation" in run.changed:
-        return None
-    tell(Finished(run.path, counters.step))
-    return TrainResult.of(run.path, last, counters, validation)
-
-
-def _train(config: TrainConfig, run: RunFolder, goes_on: bool, tell: Listener) -> TrainResult:
+def _begin(config: TrainConfig, run: RunFolder, interrupts: Interrupts, tell: Listener) -> TrainResult:
+    """A new run. What goes wrong before its first step leaves nothing behind."""
     try:
-        parts = prepare(config, run, resume_from=run if goes_on else None)
+        config = settled(config)
+        run.begin(config)
+        parts = prepare(config, run, None, lambda message: tell(Warned(message)))
+        write_environment(run.path, 0, parts.facts)
+        interrupts.begin()
     except BaseException:
-        if not goes_on:
-            run.leave_nothing()
+        run.leave_nothing()
         raise
+    return _Loop(config, run, parts, interrupts, tell).go()
+
+
+def _go_on(config: TrainConfig, run: RunFolder, exactly: bool, interrupts: Interrupts, tell: Listener) -> TrainResult:
+    """A run that was begun. First everything is asked that can refuse, and only then something is changed."""
+    config = run.reopen(config, exactly=exactly)
+    choice = choose(run)
+    refuse_other_model(config, choice)
+    refuse_shorter(config, run, choice.counters)
+    if validation := final(config, run, choice):
+        assert choice.checkpoint is not None
+        take_up(run, choice, tell)
+        tell(Finished(run.path, choice.counters.step))
+        return TrainResult.of(run.path, choice.checkpoint, choice.counters, validation)
+    parts = prepare(config, run, choice.checkpoint, lambda message: tell(Warned(message)))
     metrics = Metrics(run.metrics)
+    metrics.refuse_other_kinds()
+    take_up(run, choice, tell)
+    run.write_config(config)
     metrics.truncate(parts.counters.step)
-    if goes_on:
-        tell(Resumed(run.path, parts.counters.step))
-    with Interrupts() as interrupts:
-        return _Loop(config, run, parts, interrupts, told([metrics, tell])).go()
+    run.prune(config.keep)
+    write_environment(run.path, parts.counters.step, parts.facts)
+    interrupts.begin()
+    tell(Resumed(run.path, parts.counters.step))
+    return _Loop(config, run, parts, interrupts, tell).go()
+
+
+def _warn(event: Event) -> None:
+    """Where nobody listens, a warning is one of Python's."""
+    if isinstance(event, Warned):
+        warnings.warn(event.message, RuntimeWarning, stacklevel=2)
+
+
+class _Asked(Exception):  # noqa: N818
+    """Ends the validation at the end of a run that is to stop."""
 
 
 class _Loop:
@@ -101,7 +128,8 @@ class _Loop:
         tell: Listener,
     ) -> None:
         self.config, self.run, self.parts, self.counters = config, run, parts, parts.counters
-        self.interrupts, self.tell = interrupts, tell
+        self.interrupts, self.tell = interrupts, told([Metrics(run.metrics), tell])
+        self.said_so = False
         self.last = run.pointed("last")
         self.began = time.monotonic() - 60 * parts.counters.minutes
 
@@ -109,16 +137,20 @@ class _Loop:
         self.tell_prepared()
         while self.progress < 1 and not self.interrupts.asked:
             self.step()
-            if self.due(self.config.validation.every):
-                self.validate(self.parts.sample, final=False)
-            if self.due(self.config.save_every):
+            self.tell_interrupted()
+            best = False
+            if self.due(self.config.validation.every):  # of an interrupted step too: the log must not lack it
+                best = self.validate()
+            if best or self.due(self.config.save_every):
                 self.save()
-        if self.interrupts.asked:
-            self.tell(Interrupted(self.interrupts.asked.name))
+        self.tell_interrupted()
         checkpoint = self.save()
-        validation = self.validate(self.parts.heldout.documents("heldout"), final=True)
-        interrupted = self.interrupts.asked is not None
-        return TrainResult.of(self.run.path, checkpoint, self.counters, validation, interrupted=interrupted)
+        validation = self.validate_all()
+        self.tell_interrupted()
+        asked = self.interrupts.asked if validation is None else None
+        return TrainResult.of(
+            self.run.path, checkpoint, self.counters, validation, signal="" if asked is None else asked.name
+        )
 
     # ---- what is done
 
@@ -143,41 +175,47 @@ class _Loop:
         counters.training_seconds += seconds
         self.tell_stepped(result, seconds)
 
-    def validate(self, documents: Iterable[Document], *, final: bool) -> Validation | None:
-        """Held-out bits per byte; None if somebody asks the run to stop meanwhile."""
-        started, config, counters = time.monotonic(), self.config, self.counters
-        length, stride = config.window
-        if self.interrupts.asked:
-            return None
-        found = bits_per_byte(
-            self.parts.model,
-            self.parts.tokenizer,
-            takewhile(lambda _: not self.interrupts.asked, documents),
-            length=length,
-            stride=stride,
-            batch_tokens=config.validation.batch_tokens,
-            precision=config.settled_precision,
-        )
-        if self.interrupts.asked:
-            return None
-        best = not final and (counters.best is None or found.bits_per_byte < counters.best)
+    def validate(self) -> bool:
+        """Held-out bits per byte on the way; whether they are the best so far."""
+        started, counters = time.monotonic(), self.counters
+        found = self.bits_per_byte(self.parts.sample)
+        best = math.isfinite(found.bits_per_byte) and (counters.best is None or found.bits_per_byte < counters.best)
         if best:
             counters.best, counters.best_step = found.bits_per_byte, counters.step
-        self.tell(
-            Validated(
-                step=counters.step,
-                bits_per_byte=found.bits_per_byte,
-                nats=found.nats,
-                nats_per_token=found.nats / found.tokens,
-                tokens=found.tokens,
-                bytes=found.bytes,
-                documents=found.documents,
-                final=final,
-                best=best,
-                seconds=time.monotonic() - started,
-            )
-        )
+        self.tell_validated(found, started, best=best, final=False)
+        return best
+
+    def validate_all(self) -> Validation | None:
+        """The same over all held-out documents; None if somebody asks the run to stop before that is done."""
+        started = time.monotonic()
+        try:
+            found = self.bits_per_byte(self.until_asked(self.parts.heldout.documents("heldout")))
+        except _Asked:
+            return None
+        self.tell_validated(found, started, best=False, final=True)
         return found
+
+    def bits_per_byte(self, documents: Iterable[Document]) -> Validation:
+        """Of the model as it is."""
+        length, stride = self.config.window
+        return bits_per_byte(
+            self.parts.model,
+            self.parts.tokenizer,
+            documents,
+            length=length,
+            stride=stride,
+            batch_tokens=self.config.validation.batch_tokens,
+            precision=self.config.settled_precision,
+        )
+
+    def until_asked(self, documents: Iterable[Document]) -> Iterator[Document]:
+        """The documents; an end, and no result, when the run is to stop."""
+        for document in documents:
+            if self.interrupts.asked:
+                raise _Asked
+            yield document
+        if self.interrupts.asked:
+            raise _Asked
 
     def save(self) -> Path:
         """A whole checkpoint of this step, unless there is one."""
@@ -219,6 +257,28 @@ class _Loop:
         return list(dict.fromkeys(name for n in numbers for name in self.parts.loader.names(n)))
 
     # ---- what is told
+
+    def tell_interrupted(self) -> None:
+        """That somebody asked the run to stop, once."""
+        if self.interrupts.asked and not self.said_so:
+            self.said_so = True
+            self.tell(Interrupted(self.interrupts.asked.name))
+
+    def tell_validated(self, found: Validation, started: float, *, best: bool, final: bool) -> None:
+        self.tell(
+            Validated(
+                step=self.counters.step,
+                bits_per_byte=found.bits_per_byte,
+                nats=found.nats,
+                nats_per_token=found.nats / found.tokens,
+                tokens=found.tokens,
+                bytes=found.bytes,
+                documents=found.documents,
+                final=final,
+                best=best,
+                seconds=time.monotonic() - started,
+            )
+        )
 
     def tell_prepared(self) -> None:
         loader, model = self.parts.loader, self.parts.model

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from pellucid.errors import StorageError
+from pellucid.errors import CheckpointError, StorageError
 from pellucid.records import number
 from pellucid.training.events import (
     Event,
@@ -26,6 +26,7 @@ from pellucid.training.events import (
     Saved,
     Stepped,
     Validated,
+    Warned,
 )
 from pellucid.training.validation import Validation
 
@@ -58,18 +59,28 @@ class Metrics:
         if written != len(line):
             raise StorageError(f"cannot write {self.path}: the disk is full; free space there and resume")
 
+    def refuse_other_kinds(self) -> None:
+        """An error where the log is something that cannot be written to."""
+        if os.path.lexists(self.path) and not (self.path.is_file() and os.access(self.path, os.W_OK)):
+            raise CheckpointError(f"{self.path} is no file that can be written; put the log back, or move that away")
+
     def truncate(self, step: int) -> None:
-        """Forget what was logged after ``step``, and a line that was cut off: the run goes on from there."""
+        """Forget what was logged after ``step``, how it ended, and a line that was cut off: the run goes on there."""
         if not self.path.exists():
             return
         kept = 0
-        with open(self.path, "rb+") as file:
-            for line in file:
-                record = _record(line)
-                if record is None or record["step"] > step:
-                    break
-                kept += len(line)
-            file.truncate(kept)
+        try:
+            with open(self.path, "rb+") as file:
+                for line in file:
+                    record = _record(line)
+                    if record is None or type(record["step"]) is not int:
+                        break
+                    if record["step"] > step or (record["step"] == step and record.get("final")):
+                        break
+                    kept += len(line)
+                file.truncate(kept)
+        except OSError as error:
+            raise StorageError(f"cannot write {self.path}: {error.strerror}; make it a file that can be") from error
 
     def records(self) -> Iterator[dict[str, Any]]:
         """The lines as they were written, up to one that was cut off."""
@@ -79,13 +90,19 @@ class Metrics:
                     yield record
         except FileNotFoundError:
             return
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot read {self.path}: {error.strerror or error}; make it a file that can be"
+            ) from error
 
     def final(self, step: int) -> Validation | None:
         """What the validation at the end found, if the log says that the run ended with ``step``."""
         found = None
         for line in self.records():
-            if line["kind"] == "validation" and line["step"] == step and line.get("final") and "nats" in line:
-                found = Validation(line["nats"], line["tokens"], line["bytes"], line["documents"])
+            if line["kind"] == "validation" and line["step"] == step and line.get("final") is True:
+                nats, counts = line.get("nats"), [line.get(name) for name in ("tokens", "bytes", "documents")]
+                if type(nats) is float and all(type(count) is int and count > 0 for count in counts):
+                    found = Validation(nats, *counts)  # type: ignore[arg-type]
         return found
 
 
@@ -151,7 +168,9 @@ def describe(event: Event, speed: float = 0.0) -> str:
         case Finished():
             return f"the run in {event.run} is finished with step {event.step}: nothing is left to do"
         case Interrupted():
-            return f"{event.signal}: finishing the step and saving; once more to stop at once"
+            return f"{event.signal}: finishing what belongs to the step and saving; once more to stop at once"
+        case Warned():
+            return f"warning: {event.message}"
 
 
 def clock(minutes: float) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,15 +15,17 @@ from pellucid.checkpoints import store
 from pellucid.data.loader import Loader
 from pellucid.data.text import Corpus, Document, open_corpus
 from pellucid.data.tokenizer import Tokenizer
-from pellucid.errors import ConfigError
+from pellucid.errors import CheckpointError, ConfigError
 from pellucid.models.build import build
 from pellucid.models.decoder import Decoder
 from pellucid.training import state
 from pellucid.training.allocator import keep_pages
 from pellucid.training.config import TrainConfig
+from pellucid.training.environment import NAME as ENVIRONMENT
+from pellucid.training.environment import changes, listing, other_circumstances, recorded_data
 from pellucid.training.optim import Optimizers, make_optimizers
 from pellucid.training.precision import fastest
-from pellucid.training.run_folder import RunFolder, same_step
+from pellucid.training.run_folder import RunFolder
 
 _OPTIMIZER_SHARE = 2  # AdamW remembers two numbers for each weight
 
@@ -39,14 +43,15 @@ class Parts:
     model: Decoder
     optimizers: Optimizers
     counters: state.Counters
+    facts: dict[str, Any]
+    """What ``environment.json`` is to say of all this."""
 
 
-def prepare(config: TrainConfig, run: RunFolder, resume_from: RunFolder | None = None) -> Parts:
-    """Open the data, make or load tokenizer and model, and note in ``run`` what they are."""
+def prepare(config: TrainConfig, run: RunFolder, last: Path | None, warn: Callable[[str], None]) -> Parts:
+    """Open the data, make or load tokenizer and model, and go on from ``last``; nothing is written."""
     set_up_process(config)
     train, heldout = open_data(config)
     sample = draw(heldout, config.validation.documents)
-    last = None if resume_from is None else resume_from.pointed("last")
     tokenizer = make_tokenizer(config, train) if last is None else Tokenizer.load(last / store.TOKENIZER)
     _check_fit(config, tokenizer)
     loader = Loader.from_corpus(
@@ -62,23 +67,16 @@ def prepare(config: TrainConfig, run: RunFolder, resume_from: RunFolder | None =
     _check_lengths(config, model)
     optimizers = make_optimizers(model, config.optimizer)
     run.refuse_without_room(_checkpoint_size(model))
-    counters = state.Counters()
-    if last is not None:
-        counters = go_on(last, model, loader, optimizers)
-    data = {"train": train.digest(), "heldout": heldout.digest(), "tokens": loader.store.digest()}
-    if last is not None:
-        _refuse_other_heldout(run, data["heldout"])
-        if counters.best_step == counters.step:
-            run.mark_best(last)  # a kill may have come between the two
-        run.prune(config.keep)
-    run.describe_environment(
-        counters.step,
-        seed=config.seed,
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
-        data=data,
-        tokenizer=tokenizer.digest(),
-    )
-    return Parts(train, heldout, sample, tokenizer, loader, model, optimizers, counters)
+    data = described_data(train, heldout, loader)
+    compare_environment(run, data, last, warn)
+    counters = state.Counters() if last is None else go_on(last, model, loader, optimizers)
+    facts = {
+        "seed": config.seed,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "data": data,
+        "tokenizer": tokenizer.digest(),
+    }
+    return Parts(train, heldout, sample, tokenizer, loader, model, optimizers, counters, facts)
 
 
 def settled(config: TrainConfig) -> TrainConfig:
@@ -102,11 +100,15 @@ def refuse_missing_device(name: str) -> None:
 
 
 def go_on(last: Path, model: Decoder, loader: Loader, optimizers: Optimizers) -> state.Counters:
-    """Put model, loader, optimizers and random generators back to where ``last`` was saved."""
-    stored = store.load(last, check="digests").model
-    model.load_state_dict(stored.state_dict())  # a copy: mapped memory lies otherwise, and might round otherwise
+    """Put model, loader, optimizers and random generators back to where ``last``, which is whole, was saved."""
+    stored, own = store.load(last).model.state_dict(), model.state_dict()
+    if odd := next((name for name in own if stored[name].dtype != own[name].dtype), None):
+        raise CheckpointError(
+            f"{last} holds {odd} as {stored[odd].dtype} but a run's weights are {own[odd].dtype}; "
+            "put back the checkpoint that the run saved"
+        )
+    model.load_state_dict(stored)  # a copy: mapped memory lies otherwise, and might round otherwise
     counters = state.load_state(last / state.FOLDER, optimizers)
-    same_step(last, counters)
     loader.load_state_dict(counters.loader)
     return counters
 
@@ -147,13 +149,49 @@ def make_tokenizer(config: TrainConfig, train: Corpus) -> Tokenizer:
     return Tokenizer.train((document.text for document in train.documents("train")), vocab_size=size)
 
 
-def _refuse_other_heldout(run: RunFolder, digest: str) -> None:
-    before = run.environment().get("data", {}).get("heldout", digest)
-    if before != digest:
+def described_data(train: Corpus, heldout: Corpus, loader: Loader) -> dict[str, str]:
+    """Digests of the data, and of its files one by one."""
+    said = {"train": train.digest(), "heldout": heldout.digest(), "tokens": loader.store.digest()}
+    said["files"] = listing(train)
+    if heldout is not train:
+        said["heldout_files"] = listing(heldout)
+    return said
+
+
+def compare_environment(run: RunFolder, data: dict[str, str], last: Path | None, warn: Callable[[str], None]) -> None:
+    """Hold the data and the machine against what the run noted; other data than was learnt from is refused."""
+    noted = run.environment()
+    before = recorded_data(noted)
+    other = [name for name in ("tokens", "heldout") if before.get(name, data[name]) != data[name]]
+    if last is None:
+        if other or before.get("train", data["train"]) != data["train"]:
+            warn(
+                f"the data changed since the run in {run.path} began ({_changed(before, data)}); it had saved nothing "
+                "yet, so it starts anew with the data as it is"
+            )
+        return
+    if other:
+        what = "held-out data" if other == ["heldout"] and data["train"] != data["heldout"] else "data"
         raise ConfigError(
-            f"the held-out documents are not those of the run in {run.path} (SHA-256 {digest[:16]}…, they had "
-            f"{str(before)[:16]}…), and its best step could not be told; put them back, or start a new run"
+            f"the {what} is not that of the run in {run.path} ({_changed(before, data)}); put it back as it was, "
+            "or start a new run in another folder"
         )
+    if not before:
+        warn(
+            f"{run.path / ENVIRONMENT} is lost: whether threads, versions and held-out data are those of the run "
+            "cannot be told"
+        )
+    elif differs := other_circumstances(noted):
+        warn(
+            f"{differs}: the numbers are exactly those of an undisturbed run only where these are the same; "
+            "stop and set them back if that matters"
+        )
+
+
+def _changed(before: dict[str, str], data: dict[str, str]) -> str:
+    """In words, what is other data than before."""
+    found = [changes(before.get(name, ""), data.get(name, "")) for name in ("files", "heldout_files")]
+    return "; ".join(filter(None, found)) or "which files cannot be told"
 
 
 def _check_fit(config: TrainConfig, tokenizer: Tokenizer) -> None:

@@ -24,6 +24,8 @@ class TrainResult:
     validation: Validation | None
     """Over all held-out documents; None when the run was interrupted."""
     interrupted: bool
+    signal: str = ""
+    """The name of the signal that interrupted it."""
 
     @classmethod
     def of(
@@ -33,11 +35,11 @@ class TrainResult:
         counters: Counters,
         validation: Validation | None,
         *,
-        interrupted: bool = False,
+        signal: str = "",
     ) -> TrainResult:
         """What ``counters`` say, in the words of a result."""
         speed = counters.tokens / counters.training_seconds if counters.training_seconds else 0.0
-        return cls(run, checkpoint, counters.step, counters.tokens, speed, validation, interrupted)
+        return cls(run, checkpoint, counters.step, counters.tokens, speed, validation, bool(signal), signal)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data."""
@@ -52,6 +54,7 @@ class TrainResult:
             "heldout_bytes": None if found is None else found.bytes,
             "heldout_documents": None if found is None else found.documents,
             "interrupted": self.interrupted,
+            "signal": self.signal or None,
         }
 
     def __str__(self) -> str:

@@ -5,19 +5,17 @@ environment.json   versions, threads, seed, digests of the data, when it was beg
 metrics.jsonl      one line a step and a validation
 checkpoints/       step-00000200, step-00000400, …: whole checkpoint folders
 last, best         the names of two of them
+report.html        the page about it, where the command line trained
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
-import platform
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +29,19 @@ from pellucid.checkpoints.atomic import (
     new_folder,
     write_text,
 )
+from pellucid.checkpoints.files import read
 from pellucid.configfile import to_yaml
 from pellucid.data.tokenizer import Tokenizer
-from pellucid.errors import CheckpointError, ConfigError, InputError
-from pellucid.training import state
+from pellucid.errors import CheckpointError, ConfigError
+from pellucid.training import environment, state
 from pellucid.training.config import TrainConfig
+from pellucid.training.differences import differences, told
 from pellucid.training.lock import Lock
 from pellucid.training.optim import Optimizers
 
-_STEP = re.compile(r"step-\d{8,12}\Z")
+_STEP = re.compile(r"step-[0-9]{8,12}\Z")
 _FREE = frozenset({"budget", "validation", "save_every", "keep", "threads", "device"})
-_MOST_SESSIONS = 1000
-_PACKAGES = ("pellucid", "torch", "numpy", "safetensors", "tokenizers", "pydantic")
+_DAMAGED = ".damaged"
 
 
 def step_name(step: int) -> str:
@@ -50,60 +49,101 @@ def step_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
+def checked_path(value: object) -> Path:
+    """``value`` as a path that any file system can hold and any line can name, or an error."""
+    try:
+        text = os.fspath(value)  # type: ignore[call-overload]
+    except TypeError:
+        raise ConfigError(f"the run folder is {str(value)[:80]!r}, which is no path; give text or a Path") from None
+    if not isinstance(text, str):
+        raise ConfigError(f"the run folder is {text[:80]!r}, which is bytes; give text or a Path")
+    odd = next((c for c in text if c == "\0" or "\ud800" <= c <= "\udfff"), None)
+    if odd is not None:
+        raise ConfigError(f"{text[:200]!a} cannot be a path: it holds {odd!a}; choose another name")
+    return Path(text)
+
+
 class RunFolder:
     """One run's files, held by one process until :meth:`close`. Whatever is written appears whole or not at all."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.checkpoints = path / "checkpoints"
-        self.metrics = path / "metrics.jsonl"
-        self.config = path / "config.yaml"
+        self.checkpoints = self.path / "checkpoints"
+        self.metrics = self.path / "metrics.jsonl"
+        self.config = self.path / "config.yaml"
         self.changed: set[str] = set()
         """What the configuration of a run that goes on says differently than before."""
         self._lock: Lock | None = None
+        self._made: list[Path] = []
 
-    @classmethod
-    def create(cls, path: str | Path, config: TrainConfig) -> RunFolder:
-        """A new run folder; one with anything in it is refused, and so is a disk that cannot be written."""
-        run = cls(Path(path))
+    # ---- a new run, and one that goes on
+
+    def holds_run(self) -> bool:
+        """Whether a run was begun here."""
         try:
-            run.path.mkdir(parents=True, exist_ok=True)
-            with run._locked_or_closed():
-                run._refuse_what_is_there()
-                run.checkpoints.mkdir(exist_ok=True)
-                write_text(run.config, to_yaml(config))
+            return self.config.is_file()
         except OSError as error:
-            raise CheckpointError(cannot_write(run.path, error)) from error
-        return run
+            raise CheckpointError(f"cannot read {self.path}: {error.strerror or error}") from error
 
-    @classmethod
-    def reopen(cls, path: str | Path, config: TrainConfig, *, exactly: bool = False) -> tuple[RunFolder, TrainConfig]:
-        """The folder of a run that goes on with the same configuration; budget and bookkeeping may differ.
+    def begin(self, config: TrainConfig) -> None:
+        """Make a new run's folder; one with anything in it is refused, and so is a disk that cannot be written."""
+        try:
+            self._make(self.path)
+            with self._locked_or_closed():
+                self._refuse_what_is_there()
+                self._make(self.checkpoints)
+                self._made += [self.config, self.path / environment.NAME]
+                write_text(self.config, to_yaml(config))
+        except OSError as error:
+            raise CheckpointError(cannot_write(self.path, error)) from error
 
-        Not if ``exactly``: then any difference is refused. What a killed process left unfinished is put right.
+    def reopen(self, config: TrainConfig, *, exactly: bool = False) -> TrainConfig:
+        """Hold the folder of a run that goes on with the same configuration; budget and bookkeeping may differ.
+
+        Not if ``exactly``: then any difference is refused. Nothing is written; see :meth:`take_up`.
         """
-        run = cls(Path(path))
-        stored = TrainConfig.from_file(run.config)
+        if not self.holds_run():
+            raise ConfigError(f"there is no run in {self.path}: leave --resume out (in Python: resume)")
+        stored = TrainConfig.from_file(self.config)
         if stored != stored.settled("float32"):
             raise ConfigError(
-                f"{run.config} leaves a precision to be measured, but this run began with one; "
+                f"{self.config} leaves a precision to be measured, but this run began with one; "
                 "put back float32 or bfloat16, whichever it was"
             )
         config = config.settled(stored.settled_precision, getattr(stored.optimizer, "precision", None))
-        run._refuse_difference(stored, config, set() if exactly else _FREE)
-        with run._locked_or_closed():
-            discard_unfinished(run.path)
-            run.checkpoints.mkdir(exist_ok=True)
-            discard_unfinished(run.checkpoints)
-            run._adopt_newest()
-            if run.changed:
-                write_text(run.config, to_yaml(config))
-        return run, config
+        self._refuse_difference(stored, config, set() if exactly else _FREE)
+        with self._locked_or_closed():
+            return config
+
+    def take_up(self, last: Path | None, passed: Set[Path], best_step: int | None) -> dict[Path, Path]:
+        """Put right what a killed process left, now that nothing can refuse any more: ``last`` is where it goes on.
+
+        What was ``passed`` over is moved aside, never removed; returned is where to.
+        """
+        discard_unfinished(self.path)
+        self.checkpoints.mkdir(exist_ok=True)
+        discard_unfinished(self.checkpoints)
+        if last is None:
+            return {}
+        if self._safely_pointed("last") != last:
+            write_text(self.path / "last", last.name + "\n")
+        moved = {path: self._move_aside(path) for path in sorted(passed)}
+        best = None if best_step is None else self.checkpoints / step_name(best_step)
+        if best is not None and best.is_dir():
+            if self._safely_pointed("best") != best:
+                self.mark_best(best)  # a kill may have come between the two pointers
+        elif (self.path / "best").is_file():
+            (self.path / "best").unlink()
+        return moved
 
     @contextmanager
     def _locked_or_closed(self) -> Iterator[None]:
         """Hold the folder; let go of it if the block fails."""
-        self._lock = Lock(self.path)
+        try:
+            self._lock = Lock(self.path)
+        except ConfigError:
+            self._made.clear()  # what is there is another's by now
+            raise
         try:
             yield
         except BaseException:
@@ -115,6 +155,11 @@ class RunFolder:
         if self._lock is not None:
             self._lock.release()
 
+    def _make(self, folder: Path) -> None:
+        """Make a folder and those above it, and remember which were not there."""
+        self._made += [path for path in reversed((folder, *folder.parents)) if not path.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+
     def _refuse_what_is_there(self) -> None:
         """A folder may hold what a process that was killed at once had left, and nothing else."""
         discard_unfinished(self.path)
@@ -123,64 +168,35 @@ class RunFolder:
             raise ConfigError(f"{self.path} holds something already; choose another folder, or resume the run in it")
 
     def _refuse_difference(self, stored: TrainConfig, config: TrainConfig, free: Set[str]) -> None:
-        for name in TrainConfig.model_fields:
-            before, now = getattr(stored, name), getattr(config, name)
-            if name not in free and before != now:
-                same = "resume with the same configuration, or start a new run in another folder"
-                new = "--resume goes on with the new one (in Python: resume=True), another folder starts a new run"
-                raise ConfigError(
-                    f"{name} differs from the run in {self.path}: it was {before}, now it is {now}; "
-                    + (new if name in _FREE else same)
-                )
-            if before != now:
-                self.changed.add(name)
-
-    def _adopt_newest(self) -> None:
-        """Checkpoints that were completed but not pointed to yet: the newest good one is the last, bad ones go."""
-        last = self.pointed("last")
-        newer = [path for path in self.saved() if last is None or path.name > last.name]
-        for path in reversed(newer):
-            try:
-                store.load(path, check="digests")
-                same_step(path, state.read_counters(path / state.FOLDER))
-            except InputError:
-                discard_folder(path)
-            else:
-                write_text(self.path / "last", path.name + "\n")
-                break
+        found = differences(stored, config)
+        self.changed = {difference.top for difference in found}
+        refused = [difference for difference in found if difference.top not in free]
+        if not refused:
+            return
+        same = "resume with the same configuration, or start a new run in another folder"
+        new = "--resume goes on with the new one (in Python: resume=True), another folder starts a new run"
+        raise ConfigError(
+            f"the configuration is not that of the run in {self.path}: {told(refused)}; "
+            + (new if self.changed <= _FREE else same)
+        )
 
     def leave_nothing(self) -> None:
-        """Take back what :meth:`create` made, if nothing was trained: the folder is free for the next try."""
-        if any(self.checkpoints.iterdir()):
-            return
-        self.checkpoints.rmdir()
-        for path in (self.config, self.path / "environment.json"):
-            path.unlink(missing_ok=True)
-        if not any(self.path.iterdir()):
-            self.path.rmdir()
+        """Take back what :meth:`begin` made, if nothing was trained: the place is as it was before."""
+        for path in reversed(self._made):
+            with contextlib.suppress(OSError):
+                path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
+        self._made.clear()
+
+    # ---- what is written
 
     def environment(self) -> dict[str, Any]:
         """What ``environment.json`` says; nothing before it is there."""
-        try:
-            found = json.loads((self.path / "environment.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            return {}
-        return found if isinstance(found, dict) else {}
+        return environment.read_environment(self.path)
 
-    def describe_environment(self, step: int, **facts: Any) -> None:
-        """Write ``environment.json``: what else the numbers of this run depend on, and when it was taken up."""
-        sessions = self.environment().get("sessions", [])
-        now = {"at": datetime.now(UTC).isoformat(timespec="seconds"), "step": step}
-        environment: Mapping[str, Any] = {
-            "versions": {name: version(name) for name in _PACKAGES},
-            "python": platform.python_version(),
-            "platform": platform.platform(),
-            "processor": torch.backends.cpu.get_cpu_capability(),
-            "threads": torch.get_num_threads(),
-            **facts,
-            "sessions": [*sessions[:_MOST_SESSIONS], now],
-        }
-        write_text(self.path / "environment.json", json.dumps(environment, indent=2) + "\n")
+    def write_config(self, config: TrainConfig) -> None:
+        """Keep the configuration that a run goes on with, where it is another one."""
+        if self.changed:
+            write_text(self.config, to_yaml(config))
 
     def refuse_without_room(self, size: int) -> None:
         """Stop before training if the disk has no room for one checkpoint of ``size`` bytes."""
@@ -215,20 +231,6 @@ class RunFolder:
         """Point ``best`` to a checkpoint."""
         write_text(self.path / "best", checkpoint.name + "\n")
 
-    def pointed(self, name: str) -> Path | None:
-        """The checkpoint that ``last`` or ``best`` points to, None where there is none."""
-        pointer = self.path / name
-        if not pointer.is_file():
-            return None
-        text = pointer.read_text(encoding="utf-8")[:100].strip()
-        if not _STEP.match(text):
-            raise CheckpointError(f"{pointer} holds {text!r}, which is not the name of a step such as step-00000200")
-        return self.checkpoints / text
-
-    def saved(self) -> list[Path]:
-        """The checkpoints that are there, oldest first."""
-        return sorted(path for path in self.checkpoints.glob("step-*") if _STEP.match(path.name))
-
     def prune(self, keep: int) -> None:
         """Remove all checkpoints but the newest ``keep``, the last and the best."""
         found = self.saved()
@@ -237,8 +239,35 @@ class RunFolder:
             if path not in kept:
                 discard_folder(path)
 
+    def _move_aside(self, path: Path) -> Path:
+        """Rename a step that cannot be used so that it is no step any more."""
+        number, target = 1, path.with_name(path.name + _DAMAGED)
+        while os.path.lexists(target):
+            number += 1
+            target = path.with_name(f"{path.name}{_DAMAGED}-{number}")
+        try:
+            path.rename(target)
+        except OSError as error:
+            raise CheckpointError(cannot_write(target, error)) from error
+        return target
 
-def same_step(checkpoint: Path, counters: state.Counters) -> None:
-    """Refuse a checkpoint whose state is that of another step."""
-    if checkpoint.name != step_name(counters.step):
-        raise CheckpointError(f"{checkpoint} holds the state of step {counters.step}; it was put together from two")
+    # ---- what is there
+
+    def pointed(self, name: str) -> Path | None:
+        """The checkpoint that ``last`` or ``best`` points to, None where there is none."""
+        pointer = self.path / name
+        if not os.path.lexists(pointer):
+            return None
+        text = read(pointer, 1000).decode("utf-8", errors="replace").strip()[:100]
+        if not _STEP.match(text):
+            raise CheckpointError(f"{pointer} holds {text!r}, which is not the name of a step such as step-00000200")
+        return self.checkpoints / text
+
+    def _safely_pointed(self, name: str) -> Path | None:
+        with contextlib.suppress(CheckpointError):
+            return self.pointed(name)
+        return None
+
+    def saved(self) -> list[Path]:
+        """The checkpoints that are there, oldest first."""
+        return sorted(path for path in self.checkpoints.glob("step-*") if _STEP.match(path.name))

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pellucid.configfile import read_mapping
+from pellucid.data.files import plain as printable
 from pellucid.errors import ConfigError, InputError
 from pellucid.records import Cell, Table, number
 from pellucid.training import state
 from pellucid.training.lock import locked
 from pellucid.training.monitors import Metrics
-from pellucid.training.run_folder import RunFolder
+from pellucid.training.run_folder import RunFolder, checked_path
 
+T = TypeVar("T")
 State = Literal["running", "finished", "stopped", "begun", "damaged"]
 _DEEPEST = 3
 
@@ -25,7 +27,7 @@ class RunSummary:
     """What one run folder says of its run. What is not known is None.
 
     ``running``: a process trains in it now; ``finished``: it came to its end; ``stopped``: it goes on from its last
-    checkpoint; ``begun``: it has none yet; ``damaged``: it cannot go on, ``problem`` says why.
+    checkpoint; ``begun``: it has none yet; ``damaged``: some of it cannot be read, ``problem`` says what.
     """
 
     run: Path
@@ -50,24 +52,35 @@ class RunSummary:
     def to_dict(self) -> dict[str, Any]:
         """As plain data."""
         plain = {key: number(value) if isinstance(value, float) else value for key, value in asdict(self).items()}
-        return {**plain, "run": str(self.run)}
+        return {**plain, "run": self.name}
+
+    @property
+    def name(self) -> str:
+        """The folder, as text that can be printed."""
+        return printable(self.run)
 
 
 def is_run(path: Path) -> bool:
     """Whether ``path`` is the folder of a run."""
-    return (path / "config.yaml").is_file() and (path / "checkpoints").is_dir()
+    try:
+        return (path / "config.yaml").is_file() and (path / "checkpoints").is_dir()
+    except OSError:  # nothing in it may be looked at
+        return False
 
 
 def find_runs(folder: str | Path) -> list[Path]:
-    """The run folders in ``folder`` and three levels below it, by name; itself, if it is one."""
-    top = Path(folder)
+    """The run folders in ``folder`` and three levels below it, by name; itself, if it is one.
+
+    Folders below it that cannot be read are passed over.
+    """
+    top = checked_path(folder)
     if not top.is_dir():
         raise InputError(f"{top} is not a folder; name a run folder, or one that holds some")
     found: list[Path] = []
     level = [top]
     for _ in range(_DEEPEST + 1):
         found += [path for path in level if is_run(path)]
-        level = [sub for path in level if not is_run(path) for sub in _folders(path)]
+        level = [sub for path in level if not is_run(path) for sub in _folders(path, needed=path == top)]
     if not found:
         raise InputError(f"{top} holds no run; pellucid train makes one")
     return sorted(found)
@@ -78,14 +91,11 @@ def read_run(path: str | Path) -> RunSummary:
     run = RunFolder(Path(path))
     if not is_run(run.path):
         raise InputError(f"{run.path} is not a run folder: it has no config.yaml and checkpoints")
-    problem, config, counters = None, dict[str, Any](), None
-    try:
-        config = read_mapping(run.config)
-        if (last := run.pointed("last")) is not None:
-            counters = state.read_counters(last / state.FOLDER)
-    except InputError as error:
-        problem = str(error)
-    logged = _Log(Metrics(run.metrics))
+    problems: list[str] = []
+    config = _tried(problems, lambda: read_mapping(run.config)) or {}
+    counters = _tried(problems, lambda: _counters(run))
+    logged = _tried(problems, lambda: _Log(Metrics(run.metrics))) or _Log()
+    problem = printable(problems[0]) if problems else None
     environment = run.environment()
     saved = None if counters is None else counters.step
     return RunSummary(
@@ -111,7 +121,7 @@ def runs_table(runs: Sequence[RunSummary]) -> Table:
     columns = ("run", "state", "steps", "tokens", "best", "final", "tokens/s", "began", "precision", "parameters")
     rows: list[tuple[Cell, ...]] = [
         (
-            str(r.run), r.state, r.steps, r.tokens, r.best, r.final,
+            r.name, r.state, r.steps, r.tokens, r.best, r.final,
             None if r.tokens_per_second is None else round(r.tokens_per_second), r.began, r.precision, r.parameters,
         )
         for r in runs
@@ -129,23 +139,40 @@ def differences(runs: Sequence[RunSummary]) -> dict[str, list[Any]]:
 
 def comparison(runs: Sequence[RunSummary]) -> list[Table]:
     """What the runs came to, side by side, and what differs in their configurations."""
-    names = tuple(str(run.run) for run in runs)
+    names = tuple(run.name for run in runs)
     facts = ("state", "steps", "tokens", "loss", "best", "final", "tokens_per_second", "began", "parameters")
     came_to = tuple((fact, *(getattr(run, fact) for run in runs)) for fact in facts)
     differs = tuple((key, *map(_cell, values)) for key, values in differences(runs).items())
     return [Table("results", ("", *names), came_to), Table("configuration", ("key", *names), differs)]
 
 
+def _tried(problems: list[str], read: Callable[[], T]) -> T | None:
+    """What ``read`` gives; None, and a problem more, where a file cannot be read."""
+    try:
+        return read()
+    except InputError as error:
+        problems.append(str(error))
+    except OSError as error:
+        problems.append(f"cannot read {error.filename}: {error.strerror or error}")
+    return None
+
+
+def _counters(run: RunFolder) -> state.Counters | None:
+    """Those of the last checkpoint; the tensors are left unread."""
+    last = run.pointed("last")
+    return None if last is None else state.read_counters(last / state.FOLDER, tensors=False)
+
+
 class _Log:
     """What the log of a run comes to, in one pass over it."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics | None = None) -> None:
         self.steps = self.tokens = 0
         self.loss: float | None = None
         self.best: float | None = None
         self.final: float | None = None
         self.final_step = 0
-        for line in metrics.records():
+        for line in metrics.records() if metrics is not None else ():
             if line["kind"] == "step":
                 self.steps, self.tokens = _whole(line["step"]) or 0, _whole(line.get("tokens")) or 0
                 self.loss = _real(line.get("loss"))
@@ -170,11 +197,13 @@ def _speed(counters: state.Counters | None) -> float | None:
     return counters.tokens / counters.training_seconds if counters and counters.training_seconds else None
 
 
-def _folders(path: Path) -> list[Path]:
+def _folders(path: Path, *, needed: bool) -> list[Path]:
     try:
         return [sub for sub in path.iterdir() if sub.is_dir() and not sub.name.startswith(".")]
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+        if needed:
+            raise ConfigError(f"cannot read {path}: {error.strerror}; choose a folder that you may read") from error
+        return []
 
 
 def _flat(config: Any, name: str = "") -> dict[str, Any]:
@@ -200,7 +229,12 @@ def _whole(value: object) -> int | None:
 
 
 def _real(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None
 
 
 def _text(value: object) -> str | None:

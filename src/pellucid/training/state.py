@@ -1,18 +1,18 @@
 """Everything a run needs, besides its weights, to go on as if it had never stopped.
 
 Kept as two plain files in the ``training`` folder of a checkpoint: ``state.safetensors`` (what the optimizers
-remember, random generators) and ``state.json`` (counters, the loader's cursor). Nothing is pickled.
+remember, random generators) and ``state.json`` (counters, the loader's cursor; the SHA-256 of the other file and
+of what it says itself). Nothing is pickled.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import safetensors.torch
@@ -20,13 +20,16 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from pellucid.checkpoints.files import canonical_digest, digest, read_json
 from pellucid.checkpoints.header import read_header
+from pellucid.configfile.text import show
 from pellucid.errors import CheckpointError
 from pellucid.training.optim import Optimizers
 
 FOLDER = "training"
-_TENSORS, _COUNTERS, _VERSION = "state.safetensors", "state.json", 2
-_LARGEST = 16 * 2**20
+_TENSORS, _COUNTERS, _VERSION = "state.safetensors", "state.json", 3
+_LARGEST = 2**20
+_MOST = 2**53
 
 
 @dataclass
@@ -52,9 +55,9 @@ def save_state(folder: Path, counters: Counters, optimizers: Optimizers) -> None
         safetensors.torch.save_file(held, folder / _TENSORS)
     except SafetensorError as error:
         raise OSError(str(error)) from error
-    digest = _digest(folder / _TENSORS)
-    text = json.dumps({"schema_version": _VERSION, "tensors_sha256": digest, **asdict(counters)}, indent=2)
-    (folder / _COUNTERS).write_text(text + "\n", encoding="utf-8")
+    said = {"schema_version": _VERSION, "tensors_sha256": digest(folder / _TENSORS), **asdict(counters)}
+    said["sha256"] = canonical_digest(said)
+    (folder / _COUNTERS).write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
 
 
 def load_state(folder: Path, optimizers: Optimizers) -> Counters:
@@ -62,7 +65,10 @@ def load_state(folder: Path, optimizers: Optimizers) -> Counters:
     counters = read_counters(folder)
     path = folder / _TENSORS
     read_header(path)
-    tensors = safetensors.torch.load_file(path)
+    try:
+        tensors = safetensors.torch.load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"cannot read {path}: {str(error)[:200]}") from error
     kinds: dict[str, dict[str, Tensor]] = {"optimizer": {}, "random": {}}
     for name, tensor in tensors.items():
         kind, _, rest = name.partition("/")
@@ -114,44 +120,60 @@ def set_random_state(state: Mapping[str, Tensor], source: Path) -> None:
         raise CheckpointError(f"{source} holds no usable state of the random generators: {error}") from error
 
 
-def read_counters(folder: Path) -> Counters:
-    """Where the run was; refused if the tensors beside are not those that were saved with it."""
-    data = _read(folder / _COUNTERS)
-    told, found = data.pop("tensors_sha256"), _digest(folder / _TENSORS)
-    if told != found:
+def read_counters(folder: Path, *, tensors: bool = True) -> Counters:
+    """Where the run was. Refused if it was changed, or if the tensors beside are not those that belong to it.
+
+    The tensors are left unread without ``tensors``.
+    """
+    path = folder / _COUNTERS
+    said = read_json(path, _LARGEST)
+    version = said.get("schema_version")
+    if type(version) is not int or version != _VERSION:
         raise CheckpointError(
-            f"{folder / _TENSORS} has SHA-256 {found[:16]}…, {_COUNTERS} says {str(told)[:16]}…; "
-            "it was changed or damaged"
+            f"{path} has schema_version {str(version)[:40]}, this version reads {_VERSION}; "
+            "use the Pellucid that wrote it, or a newer one"
         )
-    return Counters(**data)
+    known = {"schema_version", "tensors_sha256", "sha256", *(f.name for f in fields(Counters))}
+    if odd := sorted(known ^ said.keys()):
+        raise CheckpointError(f"{path} lacks or does not know {str(odd[0])[:80]!r}; it was changed or damaged")
+    _check_counters(path, said)
+    noted = said.pop("sha256")
+    if noted != (found := canonical_digest(said)):
+        _refuse_digest(f"{path} says something else than when it was written", found, noted)
+    del said["schema_version"]
+    noted = said.pop("tensors_sha256")
+    if tensors and noted != (found := digest(folder / _TENSORS)):
+        _refuse_digest(f"{folder / _TENSORS} is not what {_COUNTERS} was written with", found, noted)
+    return Counters(**said)
 
 
-def _digest(path: Path) -> str:
-    try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+def _refuse_digest(what: str, found: str, noted: object) -> NoReturn:
+    raise CheckpointError(f"{what} (SHA-256 {found[:16]}…, noted {str(noted)[:16]}…); it was changed or damaged")
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        with open(path, "rb") as file:
-            content = file.read(_LARGEST + 1)
-        data = json.loads(content[:_LARGEST])
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
-    version = data.pop("schema_version", None) if isinstance(data, dict) else None
-    wanted = {"tensors_sha256", *(f.name for f in fields(Counters))}
-    if version != _VERSION or set(data) != wanted:
+def _check_counters(path: Path, said: Mapping[str, Any]) -> None:
+    """Every field has the type and the range that a run gives it."""
+    step, best, best_step = said["step"], said["best"], said["best_step"]
+    wanted = {name: (_is_count(said[name]), "a count") for name in ("step", "tokens")}
+    wanted |= {name: (_is_amount(said[name]), "an amount of time") for name in ("minutes", "training_seconds")}
+    wanted["best"] = (best is None or _is_amount(best), "bits per byte or null")
+    wanted["best_step"] = (best_step is None or _is_count(best_step), "a step or null")
+    wanted["loader"] = (isinstance(said["loader"], dict), "a cursor of the loader")
+    for name, (right, kind) in wanted.items():
+        if not right:
+            raise CheckpointError(
+                f"{path}: {name} is {show(said[name])}, but must be {kind}; put the file back as it was written"
+            )
+    if (best is None) != (best_step is None) or (best_step is not None and best_step > step):
         raise CheckpointError(
-            f"{path} is not a training state of version {_VERSION}; it was written by another version"
+            f"{path}: best is {show(best)}, best_step {show(best_step)} and step {step}, which contradict each other; "
+            "put the file back as it was written"
         )
-    numbers = [data[name] for name in ("step", "tokens", "minutes", "training_seconds")]
-    if any(type(number) not in (int, float) or not 0 <= number < 1e18 for number in numbers):
-        raise CheckpointError(f"{path} holds counters {numbers}, which are not counts")
-    if not isinstance(data["loader"], dict):
-        raise CheckpointError(f"{path} holds no cursor of the loader")
-    return data
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < _MOST
+
+
+def _is_amount(value: object) -> bool:
+    return type(value) in (int, float) and 0 <= value < _MOST  # type: ignore[operator]

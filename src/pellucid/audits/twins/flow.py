@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pellucid.audits.toy import Slots, Toy
+from pellucid.audits.twins.toy import Slots, Toy
+from pellucid.audits.twins.twin import Twin
 from pellucid.probe import Request
 
 
@@ -184,3 +185,16 @@ class ScaledByBatch(Toy):
     def mixed(self, x_BTD: Tensor, queries: Slots) -> Tensor:
         top = x_BTD.abs().amax()
         return (x_BTD / top * 15).round() * top / 15
+
+
+TWINS = (
+    *(
+        Twin(make, "future")
+        for make in (SeesOneAhead, LastLayerOpen, UpsideDown, AddsSmallMask, CentredOverTime, OpenChunk)
+    ),
+    Twin(WindowOneTooWide, "window"),
+    *(Twin(make, "padding") for make in (SeesPads, CountsSlots, PadsById, MeanOverPads)),
+    Twin(PoisonedByPads, "padding", "fragile"),
+    *(Twin(make, "packing") for make in (NoIsolation, LastLayerTogether, RunningPositions, BoundaryByToken)),
+    *(Twin(make, "batch") for make in (CentredOverBatch, FirstRowsMask, ScaledByBatch)),
+)

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pellucid.audits.toy import Slots, Toy, ToyCache
+from pellucid.audits.twins.toy import Slots, Toy, ToyCache
+from pellucid.audits.twins.twin import Twin
 from pellucid.probe import Request
 
 
@@ -112,5 +113,21 @@ class RemembersTheLast(Toy):
     _last: float = 0.0
 
     def mixed(self, x_BTD: Tensor, queries: Slots) -> Tensor:
-        before, self._last = self._last, float(x_BTD[0, 0, 0])
+        before, self._last = self._last, float(x_BTD[0, 0, 0].detach())
         return x_BTD + before * torch.linspace(-1, 1, x_BTD.shape[-1]).to(x_BTD)
+
+
+TWINS = (
+    *(
+        Twin(make, "cache")
+        for make in (
+            TopLeftAnchor,
+            SharedCounter,
+            ForgetsToReorder,
+            CropOfZeroKeepsAll,
+            SnapshotAliases,
+            SeesUnusedSlots,
+        )
+    ),
+    *(Twin(make, "trace") for make in (CountsCalls, WritesIntoTokens, RemembersTheLast)),
+)

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pellucid.audits.toy import Toy
+from pellucid.audits.twins.toy import Toy
+from pellucid.audits.twins.twin import Twin
 from pellucid.probe import Request
 
 
@@ -76,3 +77,17 @@ class NothingIsNaN(Toy):
     def loss(self, request: Request) -> tuple[Tensor, Tensor]:
         total, count = super().loss(request)
         return total / count * count, count
+
+
+TWINS = tuple(
+    Twin(make, "loss")
+    for make in (
+        ShiftedTwice,
+        NotShifted,
+        MeansOfMeans,
+        IgnoresTokenZero,
+        LearnsPads,
+        CrossesBorders,
+        NothingIsNaN,
+    )
+)

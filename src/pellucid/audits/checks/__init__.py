@@ -1,0 +1,31 @@
+"""The table of checks, in the order in which they run."""
+
+from pellucid.audits.checks import (
+    batch,
+    cache,
+    cross,
+    determinism,
+    dropout,
+    future,
+    hidden_rows,
+    kernels,
+    loss,
+    mask_ignored,
+    modes,
+    packing,
+    padding,
+    polarity,
+    positions,
+    prefix,
+    trace,
+    window,
+)
+from pellucid.audits.checks.check import Check
+
+CHECKS: dict[str, Check] = {
+    module.CHECK.name: module.CHECK
+    for module in (
+        *(future, window, prefix, padding, packing, batch, cross, loss, cache),
+        *(positions, mask_ignored, polarity, hidden_rows, modes, dropout, determinism, trace, kernels),
+    )
+}

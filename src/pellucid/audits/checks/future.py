@@ -1,0 +1,141 @@
+"""Does any output move by a token ahead that it must not see? Plain, through a cache, and by gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor
+
+from pellucid.audits.checks.check import Check
+from pellucid.audits.method.bench import Bench, Reading, Run, moved, scale_of
+from pellucid.audits.method.changes import Changes, sample
+from pellucid.audits.method.flow import MeasuredFlow, flow_of, gradients, kept, measured
+from pellucid.audits.method.judge import Index, finding, unless_refused
+from pellucid.audits.method.layers import first_broken_layer
+from pellucid.probe import Request
+from pellucid.records import Finding, Where
+
+NAME = "future"
+_CACHED = "through a cache"
+
+
+def run(bench: Bench) -> Iterator[Finding]:
+    """Change one token at a time and watch all outputs before it."""
+    flow = flow_of(bench)
+    hidden_TT = ahead_of(flow.may) & ~flow.may
+    if not bool(hidden_TT.any()):
+        rules = ", ".join(dict.fromkeys(rule.describe() for rule in bench.probe.rules))
+        yield Finding(NAME, "not_applicable", f"the declared rules ({rules}) hide nothing ahead")
+        return
+    result = kept(bench, flow, hidden_TT, NAME, "tokens", lambda q, k: first_broken_layer(bench, flow.row, q, k))
+    yield result
+    yield _reaction(bench, flow)
+    if len(flow.changes.keys) < len(flow.row) and all(rule.ahead == 0 for rule in bench.probe.rules):
+        yield _tails(bench, flow.row)
+    for way in bench.probe.ways if all(rule.ahead == 0 for rule in bench.probe.rules) else ():
+        yield _tails(bench, flow.row, way)
+    if bench.can("cache"):
+        yield unless_refused(NAME, _CACHED, lambda: _cached(bench, flow.row))
+    if bench.can("embeddings") and not result.failed:
+        yield _gradient(bench, flow.row, flow.may)
+
+
+def ahead_of(may_TT: Tensor) -> Tensor:
+    """``Bool[T, T]``: pairs whose key comes after the query."""
+    return torch.ones_like(may_TT).triu(1)
+
+
+def _tails(bench: Bench, row: list[int], way: str = "") -> Finding:
+    """Of a long sequence, everything after a cut at once: no output before it may move, in whatever way it is asked."""
+    case = way or "whole tails"
+    cuts = sample(len(row) - 1, _few(bench, row))
+    before = Request.from_rows([row] * len(cuts))
+    after_BT = torch.arange(len(row))[None] > torch.tensor(cuts)[:, None]
+    after = bench.fresh(before, after_BT)
+
+    def measure(run: Run) -> Reading:
+        with run.probe.asked(way) if way else nullcontext():
+            first, second = run.logits(before), run.logits(after)
+        return Reading(run, torch.where(after_BT, 0.0, moved(first, second)), scale_of(first))
+
+    def place(run: Run, index: Index) -> tuple[Where, str]:
+        del run
+        copy, query = index
+        return Where(0, query), f"the output at {query} moves when all tokens after {cuts[copy]} are changed"
+
+    good = f"no output moved when all that comes after it was changed (cut in {len(cuts)} places)"
+    native = measure(bench.native)
+    readings = bench.read(measure) if native.largest else [native]  # the exact run has asked token by token
+    return finding(bench, NAME, case, readings, bits=True, good=good, place=place)
+
+
+def _cached(bench: Bench, row: list[int]) -> Finding:
+    """Some tokens through a cache in three chunks; every token, where one of them moved what it must not."""
+
+    def asked(changes: Changes, always_exact: bool) -> Finding:
+        flow = measured(bench, changes, always_exact)
+        return kept(bench, flow, ahead_of(flow.may), NAME, _CACHED, lambda q, k: "")
+
+    some = Changes(bench, row, _chunked, most=_few(bench, row))
+    result = asked(some, always_exact=False)
+    if not result.failed or len(some.keys) == len(row):
+        return result
+    return asked(Changes(bench, row, _chunked), always_exact=True)
+
+
+def _few(bench: Bench, row: list[int]) -> int:
+    """So many copies where something else has looked at every token already."""
+    return max(3, min(8, bench.most_tokens // len(row) // 2))
+
+
+def _chunked(run: Run, request: Request) -> Tensor:
+    slots = request.shape[1]
+    first = max(1, slots // 3)
+    return run.chunked(request, [size for size in (first, slots - first - 1, 1) if size > 0])
+
+
+def _reaction(bench: Bench, flow: MeasuredFlow) -> Finding:
+    """A target that ignores its input hides everything: what is visible has to move something."""
+    case, length = "visible tokens", len(flow.row)
+    watched_TT = flow.watched & flow.direct
+    reacts_TT = watched_TT & flow.moved
+    if not bool(reacts_TT.any()):
+        message = "no token moved any output: the target ignores its input, so nothing was shown"
+        return Finding(NAME, "fragile", message, case)
+    dead = [
+        back for back in range(1 - length, length)  # query - key
+        if bool(watched_TT.diagonal(-back).any()) and not bool(reacts_TT.diagonal(-back).any())
+    ]  # fmt: skip
+    if not dead:
+        return Finding(NAME, "pass", "at every visible distance some token moved some output", case)
+    nearest = min(dead, key=abs)
+    if not bench.probe.declared:
+        message = f"tokens {abs(nearest)} away moved nothing, nor need they: no rule was declared, causal was assumed"
+        return Finding(NAME, "pass", message, case)
+    query = max(nearest, 0) + int(watched_TT.diagonal(-nearest).nonzero()[0])
+    side = "ahead" if nearest < 0 else "back"
+    message = (
+        f"tokens {abs(nearest)} {side} may be seen by the declared rules, but changing them moved nothing"
+        f" ({len(dead)} such distances): the target sees less than it declares"
+    )
+    return Finding(NAME, "fragile", message, case, Where(0, query, query - nearest))
+
+
+def _gradient(bench: Bench, row: list[int], may_TT: Tensor) -> Finding:
+    """d out[i] / d x[j] is exactly 0 for every j that i must not see."""
+    queries, sizes_QT = gradients(bench, row)
+    largest, hidden_QT = float(sizes_QT.max()), torch.where(may_TT[queries], 0.0, sizes_QT)
+    size, limit = float(hidden_QT.max()), 1e-3 * bench.native.rounding * float(sizes_QT.max())
+    if size <= limit:
+        decided = f"{size:.0e} beside {largest:.0e}" if size else "exactly 0"
+        message = f"no gradient flows from {len(queries)} outputs to any token that they must not see"
+        return Finding(NAME, "pass", message, "gradient", size=size, decided=decided)
+    number, key = (hidden_QT > limit).nonzero()[0].tolist()
+    query = int(queries[number])
+    message = f"a gradient flows from the output at {query} to token {key}, although changing it moved nothing"
+    return Finding(NAME, "fragile", message, "gradient", Where(0, query, key), size)
+
+
+CHECK = Check(NAME, "Does any output move by a token ahead that it must not see?", run, length=2)

@@ -1,0 +1,201 @@
+"""Do all attention implementations that the target offers give one answer, or refuse?"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pellucid.audits.checks.check import Check
+from pellucid.audits.method.bench import Bench, Reading, Run, _kept_noise, moved, scale_of
+from pellucid.audits.method.gradients import Gradients, first_difference, gradients
+from pellucid.audits.method.judge import Index, finding
+from pellucid.audits.method.rows import rows_of
+from pellucid.errors import UnsupportedError
+from pellucid.probe import Request
+from pellucid.records import Finding, Where
+
+NAME = "kernels"
+_REFUSES = re.compile(r"support|not implemented|not available|no available|unavailable|install", re.IGNORECASE)
+_COARSE = (torch.bfloat16, torch.float16)
+_STEP = 2.0**-22  # some of float32's own steps, so that a cast to it inside cannot hide
+_LARGER = 8.0  # so many times larger weights make scores 64 times larger: caps and scales that were lost show up
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """``[B, T, V]`` logits, and the gradient of every weight where it was asked for."""
+
+    logits: Tensor
+    gradients: Gradients
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """A request that every implementation is asked, in one way."""
+
+    name: str
+    request: Request
+    cached: bool = False
+    graded: bool = True  # gradients are compared too
+
+    def ask(self, bench: Bench, run: Run, kernel: str, graded: bool) -> _Answer:
+        """By one implementation; one without a backward pass gives no gradients."""
+        slots = self.request.shape[1]
+        with run.probe.kernel(kernel):
+            if self.cached:
+                chunks = [size for size in (slots - 3, 2, 1) if size > 0]
+                return _Answer(run.chunked(self.request, chunks), {})
+            logits = run.logits(self.request)
+            if not graded:
+                return _Answer(logits, {})
+            try:
+                return _Answer(logits, gradients(bench, run, self.request)[1])
+            except (NotImplementedError, RuntimeError):
+                return _Answer(logits, {})
+
+
+def run(bench: Bench) -> Iterator[Finding]:
+    """Every layout by every implementation, against the first that answers."""
+    names = bench.probe.kernels
+    if len(names) < 2:
+        yield Finding(NAME, "not_applicable", f"the target offers {len(names)} attention implementation(s)")
+        return
+    runs = [_with_noise(run, names, bench) for run in bench.runs]
+    for layout in _layouts(bench):
+        yield from _compared(bench, layout, names, runs)
+    yield from _large_weights(bench, names)
+
+
+def _with_noise(run: Run, names: tuple[str, ...], bench: Bench) -> Run:
+    """The float64 run with the rounding of the implementation that keeps most: one may cast where another does not.
+
+    Where one casts to float32 inside, that is the rounding of all; a coarser one is excused in 16 bits only.
+    """
+    module = run.probe.module
+    if module is None or run.dtype != torch.float64:
+        return run
+    twin, request = copy.copy(run), Request.from_rows([bench.tokens(min(16, bench.length))])
+    for name in names:
+        try:
+            with run.probe.kernel(name):
+                twin.noise = max(twin.noise, _kept_noise(run, module, request, _STEP))
+        except (UnsupportedError, NotImplementedError, ImportError, ValueError, RuntimeError):
+            continue  # it refuses, which is told later
+    if twin.noise > 1e-10:
+        float32 = 1e-7 * scale_of(run.logits(request))
+        twin.noise = max(twin.noise, float32) if bench.native.dtype in _COARSE else float32
+    return twin
+
+
+def _layouts(bench: Bench) -> Iterator[_Layout]:
+    long = Request.from_rows([bench.tokens(_long(bench)) for _ in range(2)])
+    yield _Layout("full rows", long)
+    rows = rows_of(bench, (3, min(9, bench.length), 1))
+    if bench.can("padding"):
+        for side in [side for side in bench.probe.sides if side != "both"]:
+            yield _Layout(f"{side} padding", Request.from_rows(rows, side=side))
+    if bench.can("packing"):
+        yield _Layout("packed", Request.packed(rows))
+        yield _Layout("packed, padding behind", Request.packed(rows[1:], length=12))
+    if bench.can("cache"):
+        yield _Layout("through a cache", long, cached=True, graded=False)
+
+
+def _long(bench: Bench) -> int:
+    """Past every window that is declared, and no longer than that takes."""
+    reaches = [rule.reach[0] or 0 for rule in bench.probe.rules]
+    return min(bench.length, max(16, *reaches) + 4)
+
+
+def _compared(bench: Bench, layout: _Layout, names: tuple[str, ...], runs: list[Run]) -> Iterator[Finding]:
+    """``answers`` holds, for each implementation that does not refuse, what each run gave by it."""
+    answers: dict[str, list[_Answer | None]] = {}
+    for name in names:
+        case = f"{name}, {layout.name}"
+        why, given = _asked(bench, layout, name, runs)
+        if why:
+            yield Finding(NAME, "not_applicable", f"{name} refuses: {why}", case)
+            continue
+        answers[name] = given
+        first = next(iter(answers))
+        if name != first:
+            yield _against(bench, layout, (first, answers[first]), (name, given), runs)
+    if len(answers) < 2:
+        yield Finding(NAME, "not_applicable", f"{len(answers)} implementation(s) answer {layout.name}", layout.name)
+
+
+def _asked(bench: Bench, layout: _Layout, name: str, runs: list[Run]) -> tuple[str, list[_Answer | None]]:
+    """Why the target's own dtype is refused, and what each run gave (None: refused in that precision)."""
+    given: list[_Answer | None] = []
+    for run in runs:
+        try:
+            given.append(layout.ask(bench, run, name, graded=layout.graded and run is runs[-1]))
+        except (UnsupportedError, NotImplementedError, ImportError, ValueError, RuntimeError) as error:
+            plain = isinstance(error, (ValueError, RuntimeError)) and not isinstance(
+                error, (UnsupportedError, NotImplementedError)
+            )
+            if plain and not _REFUSES.search(str(error)):
+                raise
+            if run is runs[0]:
+                return str(error).partition("\n")[0] or type(error).__name__, given
+            given.append(None)
+    return "", given
+
+
+_Given = tuple[str, list[_Answer | None]]
+
+
+def _against(bench: Bench, layout: _Layout, first: _Given, other: _Given, runs: list[Run]) -> Finding:
+    real_BT, case = layout.request.real, f"{other[0]}, {layout.name}"
+    readings, wrong = [], None
+    for run, want, got in zip(runs, first[1], other[1], strict=True):
+        if want is None or got is None:
+            continue
+        sizes_BT = torch.where(real_BT, moved(want.logits, got.logits), 0.0)
+        readings.append(Reading(run, sizes_BT, scale_of(want.logits[real_BT])))
+        if want.gradients and got.gradients and (run is runs[0] or _finite(want, got)):
+            wrong = first_difference(run, want.gradients, got.gradients)
+
+    def place(run: Run, index: Index) -> tuple[Where, str]:
+        del run
+        row, query = index
+        return Where(row, query), f"{other[0]} answers otherwise than {first[0]} at slot {query}, {layout.name}"
+
+    good = f"{other[0]} answers as {first[0]} does"
+    result = finding(bench, NAME, case, readings, bits=False, good=good, place=place)
+    if result.status != "pass" or wrong is None:
+        return result
+    message = f"{other[0]} gives {wrong[0]} another gradient than {first[0]}, although the outputs agree"
+    return Finding(NAME, "leak", message, case, Where(0), wrong[1], "beyond rounding of the same sum")
+
+
+def _finite(*answers: _Answer) -> bool:
+    """A mask made for float32 can leave a float64 copy without numbers, which is not the target's fault."""
+    return all(bool(grad.isfinite().all()) for answer in answers for grad in answer.gradients.values())
+
+
+def _large_weights(bench: Bench, names: tuple[str, ...]) -> Iterator[Finding]:
+    """Scores large enough for what bends or scales them; in float64 only, where rounding stays far below."""
+    exact, request = bench.runs[-1], Request.from_rows([bench.tokens(min(9, bench.length))])
+    module = exact.probe.module
+    if module is None or exact.dtype != torch.float64:
+        return
+    twin = copy.deepcopy(module)
+    with torch.no_grad():
+        for weight in twin.parameters():
+            if weight.dim() > 1:
+                weight.mul_(_LARGER)
+    run = Run(exact.probe.over(twin), exact.source)
+    if not bool(run.logits(request).isfinite().all()):
+        return
+    run.dtype = exact.dtype
+    run = _with_noise(run, names, bench)
+    yield from _compared(bench, _Layout("large weights", request, graded=False), names, [run])
+
+
+CHECK = Check(NAME, "Do all attention implementations give one answer, or refuse?", run, frozenset({"kernels"}), 9)

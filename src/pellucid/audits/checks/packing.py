@@ -1,0 +1,157 @@
+"""Do documents packed into one row stay apart: outputs, losses and gradients?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from pellucid.audits.checks.check import Check
+from pellucid.audits.method.bench import Bench, Reading, Run, moved, scale_of
+from pellucid.audits.method.judge import Index, finding
+from pellucid.audits.method.rows import against_alone, culprit, documents, rows_of, unmoved
+from pellucid.probe import Request
+from pellucid.records import Finding, Where
+
+NAME = "packing"
+
+
+def run(bench: Bench) -> Iterator[Finding]:
+    """Documents of 3, 5 and 1 tokens in one row against each alone; every other case changes one thing."""
+    docs = rows_of(bench)
+    packed = Request.packed(docs)
+    yield _against_alone(bench, "3 + 5 + 1", docs, packed)
+    yield _against_alone(bench, "with padding behind", docs, Request.packed(docs, length=12))
+    beside = [[docs[2], docs[0]], [docs[1]]]
+    yield _against_alone(bench, "two packed rows", [docs[2], docs[0], docs[1]], Request.from_documents(beside))
+    for way in bench.probe.ways:
+        yield _asked(bench, way, docs, packed)
+    yield _copy(bench, docs)
+    for number in range(1, 4):
+        yield _change_one(bench, packed, number)
+    yield _gradients(bench, docs, packed)
+
+
+def _against_alone(bench: Bench, case: str, docs: list[list[int]], request: Request) -> Finding:
+    def place(run: Run, index: Index) -> tuple[Where, str]:
+        row, query = index
+        own = int(request.segments[row, query])
+        others = [(row, slot) for slot in (request.segments[row] != own).nonzero()[:, 0].tolist()]
+        found = culprit(bench, run, request, row, query, others)
+        cause = (
+            f"token {found[1]} of document {int(request.segments[row, found[1]])} moves it" if found
+            else "no other document's tokens move it, so its position in the row does"
+        )  # fmt: skip
+        where = Where(row, query, found[1] if found else None)
+        return where, f"document {own} answers otherwise than alone at slot {query}; {cause}"
+
+    readings = bench.read(lambda run: against_alone(run, request, docs))
+    return finding(bench, NAME, case, readings, bits=False, good="each document answers as it does alone", place=place)
+
+
+def _asked(bench: Bench, way: str, docs: list[list[int]], request: Request) -> Finding:
+    """The same pack, asked for in another way that means the same."""
+
+    def measure(run: Run) -> Reading:
+        with run.probe.asked(way):
+            got = run.logits(request)
+        return against_alone(run, request, docs, got)
+
+    def place(run: Run, index: Index) -> tuple[Where, str]:
+        row, query = index
+        own = int(request.segments[row, query])
+        others = [(row, slot) for slot in (request.segments[row] != own).nonzero()[:, 0].tolist()]
+        with run.probe.asked(way):
+            found = culprit(bench, run, request, row, query, others)
+        where = Where(row, query, found[1] if found else None)
+        return where, f"packed documents are no longer apart {way}: document {own} answers otherwise than alone"
+
+    good = f"each document answers as it does alone {way}"
+    return finding(bench, NAME, way, bench.read(measure), bits=False, good=good, place=place)
+
+
+def _copy(bench: Bench, docs: list[list[int]]) -> Finding:
+    """The same document twice in a row: a second copy that could see the first would know what comes next."""
+    request = Request.packed([docs[1], docs[0], docs[1]])
+    (_, first), _, (_, second) = documents(request)
+
+    def measure(run: Run) -> Reading:
+        logits = run.logits(request)
+        sizes_BT = torch.zeros(request.shape, dtype=torch.float64)
+        sizes_BT[0, second] = moved(logits[0, first][None], logits[0, second][None])[0]
+        return Reading(run, sizes_BT, scale_of(logits))
+
+    def place(run: Run, index: Index) -> tuple[Where, str]:
+        row, query = index
+        found = culprit(bench, run, request, row, query, [(0, int(slot)) for slot in range(int(second[0]))])
+        return Where(
+            row, query, found[1] if found else None
+        ), f"the second copy of a document answers otherwise at slot {query}"
+
+    good = "a second copy of a document answers like the first"
+    return finding(bench, NAME, "copy", bench.read(measure), bits=False, good=good, place=place)
+
+
+def _change_one(bench: Bench, request: Request, number: int) -> Finding:
+    inside_BT = request.segments == number
+    after = bench.fresh(request, inside_BT)
+
+    def place(run: Run, index: Index) -> tuple[Where, str]:
+        row, query = index
+        found = culprit(bench, run, request, row, query, [(0, int(slot)) for slot in request.slots(0, number)])
+        document = int(request.segments[row, query])
+        message = f"document {document} moves at slot {query} when document {number} is changed"
+        return Where(row, query, found[1] if found else None), message
+
+    readings = bench.read(lambda run: unmoved(run, request, after, request.real & ~inside_BT))
+    good = f"changing document {number} moves no other"
+    return finding(bench, NAME, f"document {number} changed", readings, bits=True, good=good, place=place)
+
+
+def _gradients(bench: Bench, docs: list[list[int]], packed: Request) -> Finding:
+    """The loss and every parameter's gradient are sums over the documents."""
+    run = bench.loss_run if bench.can("loss") else bench.runs[-1]
+    module = run.probe.module
+    named = [] if module is None else [(n, p) for n, p in module.named_parameters() if p.requires_grad]
+    if not named:
+        return Finding(NAME, "not_applicable", "the target has no parameters that take gradients", "gradients")
+    weights = [p for _, p in named]
+    total, grads = _objective(bench, run, packed, weights)
+    apart = [_objective(bench, run, Request.from_rows([doc]), weights) for doc in docs]
+    total_apart = sum(part for part, _ in apart)
+    tolerance = (1e-10 if run.dtype == torch.float64 else 10 * run.rounding) + 20 * run.noise
+    what = "loss" if bench.can("loss") else "weighted sum of the logits"
+    size = abs(total - total_apart)
+    if size > tolerance * (1 + abs(total_apart)):
+        message = f"the {what} of the pack is {total:.6g}, but its documents alone add up to {total_apart:.6g}"
+        return Finding(NAME, "leak", message, "gradients", Where(0), size)
+    for number, (name, _) in enumerate(named):
+        want: Tensor = sum((parts[number] for _, parts in apart), torch.zeros_like(weights[number]))
+        difference = float((grads[number] - want).abs().max())
+        if not difference <= tolerance * scale_of(want):
+            message = f"the gradient of {name} is not the sum over the documents"
+            return Finding(NAME, "leak", message, "gradients", Where(0), difference)
+    good = f"the {what} and the gradients of all {len(named)} parameters are sums over the documents"
+    return Finding(NAME, "pass", good, "gradients", size=size)
+
+
+def _objective(bench: Bench, run: Run, request: Request, weights: Sequence[Tensor]) -> tuple[float, list[Tensor]]:
+    if bench.can("loss"):
+        total = run.differentiable_loss(request)
+    else:
+        logits = run.differentiable(request)
+        total = (logits * bench.directions(logits))[request.real.to(logits.device)].sum()
+    if not total.requires_grad:
+        return float(total), [torch.zeros_like(w) for w in weights]
+    grads = torch.autograd.grad(total, weights, allow_unused=True)
+    return float(total.detach()), [torch.zeros_like(w) if g is None else g for w, g in zip(weights, grads, strict=True)]
+
+
+CHECK = Check(
+    NAME,
+    "Do documents packed into one row answer, and learn, as they do alone?",
+    run,
+    frozenset({"packing"}),
+    length=5,
+)

@@ -1,0 +1,168 @@
+"""Does padding change what real tokens say: its side, its amount, its ids, what its embeddings hold?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from pellucid.audits.checks.check import Check
+from pellucid.audits.method.bench import Bench, Reading, Run, moved, scale_of
+from pellucid.audits.method.judge import Index, finding
+from pellucid.audits.method.rows import Change, against_alone, culprit, rows_of, unmoved
+from pellucid.probe import Request, Side
+from pellucid.records import Finding, Where
+
+NAME = "padding"
+LAYOUTS: tuple[tuple[str, Side, int], ...] = (
+    ("right", "right", 5),
+    ("left", "left", 5),
+    ("right to 8", "right", 8),
+    ("left to 8", "left", 8),
+    ("both sides to 8", "both", 8),
+)
+
+
+def run(bench: Bench) -> Iterator[Finding]:
+    """Rows of three lengths, padded in every way, against each row alone."""
+    rows = rows_of(bench)
+    sides = bench.probe.sides
+    left_out = [side for side in ("right", "left", "both") if side not in sides]
+    if left_out:
+        message = f"{bench.probe.name} is not padded on these sides: {', '.join(left_out)}"
+        yield Finding(NAME, "not_applicable", message, " and ".join(left_out))
+    for case, side, length in LAYOUTS:
+        if side not in sides:
+            continue
+        yield _against_alone(bench, case, rows, Request.from_rows(rows, side=side, length=length))
+    for side in [side for side in sides if side != "both"]:
+        request = Request.from_rows(rows, side=side, length=8)
+        yield _other_ids(bench, f"other ids in {side} pads", request)
+        if bench.can("embeddings"):
+            yield _huge(bench, f"1e4 in {side} pads", request)
+            yield _not_finite(bench, f"NaN in {side} pads", request)
+            yield _gradient(bench, f"gradient to {side} pads", request)
+
+
+def _against_alone(bench: Bench, case: str, rows: list[list[int]], request: Request) -> Finding:
+    def place(run: Run, index: Index) -> tuple[Where, str]:
+        where = _pad_that_moves(bench, run, request, *index)
+        cause = (
+            f"token id of the pad in slot {where.key} moves it" if where.key is not None
+            else "no pad's content moves it, so its position or the number of slots does"
+        )  # fmt: skip
+        return where, f"the token in slot {where.query} answers otherwise than alone; {cause}"
+
+    readings = bench.read(lambda run: against_alone(run, request, rows))
+    return finding(bench, NAME, case, readings, bits=False, good="real tokens answer as they do alone", place=place)
+
+
+def _pads(request: Request, row: int) -> list[Change]:
+    """All padded slots, those of ``row`` first."""
+    pads = [(r, s) for r, s in (request.segments == 0).nonzero().tolist()]
+    return sorted(pads, key=lambda pad: (pad[0] != row, pad))
+
+
+def _pad_that_moves(bench: Bench, run: Run, request: Request, row: int, query: int) -> Where:
+    found = culprit(bench, run, request, row, query, _pads(request, row))
+    if found is None:
+        return Where(row, query)
+    return Where(row, query, found[1], None if found[0] == row else found[0])
+
+
+def _other_ids(bench: Bench, case: str, request: Request) -> Finding:
+    after = bench.fresh(request, ~request.real)
+
+    def place(run: Run, index: Index) -> tuple[Where, str]:
+        where = _pad_that_moves(bench, run, request, *index)
+        return where, f"the token in slot {where.query} moves with the ids of the pads"
+
+    readings = bench.read(lambda run: unmoved(run, request, after, request.real))
+    return finding(bench, NAME, case, readings, bits=True, good="ids in pads move nothing", place=place)
+
+
+def _filled(run: Run, request: Request, value: float, where_BT: Tensor) -> Request:
+    embeddings = run.embed(request)
+    return request.with_embeddings(torch.where(where_BT[:, :, None].to(embeddings.device), value, embeddings))
+
+
+def _huge(bench: Bench, case: str, request: Request) -> Finding:
+    def measure(run: Run) -> Reading:
+        nothing = torch.zeros_like(request.real)
+        return unmoved(
+            run, _filled(run, request, 0.0, nothing), _filled(run, request, 1e4, ~request.real), request.real
+        )
+
+    def place(run: Run, index: Index) -> tuple[Where, str]:
+        row, query = index
+        before = run.logits(request)[row, query]
+        for pad_row, pad in _pads(request, row):
+            one = torch.zeros_like(request.real)
+            one[pad_row, pad] = True
+            if float(moved(before, run.logits(_filled(run, request, 1e4, one))[row, query])) > 1e-12:
+                where = Where(row, query, pad, None if pad_row == row else pad_row)
+                return where, f"the token in slot {query} moves when the pad's embedding is 1e4"
+        return Where(row, query), f"the token in slot {query} moves when the pads' embeddings are 1e4"
+
+    good = "pads whose embeddings are 1e4 move nothing"
+    return finding(bench, NAME, case, bench.read(measure), bits=True, good=good, place=place)
+
+
+def _not_finite(bench: Bench, case: str, request: Request) -> Finding:
+    """NaN and infinity in pads: outputs may not move, gradients of the weights must stay finite."""
+    run, real_BT = bench.native, request.real
+    before = run.logits(request)
+    for value in (math.nan, math.inf):
+        poisoned = _filled(run, request, value, ~real_BT)
+        sizes_BT = torch.where(real_BT, moved(before, run.logits(poisoned)), 0.0)
+        if bool(sizes_BT.any()):
+            row, query = sizes_BT.nonzero()[0].tolist()
+            message = f"the token in slot {query} moves when pads hold {value}: 0 · {value} is not 0"
+            return Finding(NAME, "fragile", message, case, Where(row, query), float(sizes_BT.max()))
+        spoilt = _spoilt_weights(run, poisoned)
+        if spoilt:
+            message = f"with {value} in pads the gradient of {spoilt} is not finite, although no output moves"
+            return Finding(NAME, "fragile", message, case)
+    return Finding(NAME, "pass", "NaN and infinity in pads move nothing, and gradients stay finite", case, size=0.0)
+
+
+def _spoilt_weights(run: Run, request: Request) -> str | None:
+    """The first parameter whose gradient from the real tokens is not finite."""
+    module = run.probe.module
+    named = [] if module is None else [(n, p) for n, p in module.named_parameters() if p.requires_grad]
+    if not named:
+        return None
+    logits = run.differentiable(request)
+    real_BT = request.real.to(logits.device)
+    grads = torch.autograd.grad(logits[real_BT].sum(), [p for _, p in named], allow_unused=True)
+    for (name, _), grad in zip(named, grads, strict=True):
+        if grad is not None and not bool(grad.isfinite().all()):
+            return name
+    return None
+
+
+def _gradient(bench: Bench, case: str, request: Request) -> Finding:
+    run = bench.runs[-1]
+    embeddings = run.embed(request).requires_grad_()
+    logits = run.differentiable(request.with_embeddings(embeddings))
+    real_BT = request.real.to(logits.device)
+    (logits * bench.directions(logits))[real_BT].sum().backward(inputs=[embeddings])
+    assert embeddings.grad is not None
+    sizes_BT = torch.where(real_BT, 0.0, embeddings.grad.abs().amax(-1)).cpu()
+    size = float(sizes_BT.max())
+    if size <= 1e-12 * scale_of(embeddings.grad):
+        return Finding(NAME, "pass", "no gradient flows into pads", case, size=size)
+    row, pad = sizes_BT.nonzero()[0].tolist()
+    message = f"a gradient flows from real tokens into the pad in slot {pad}"
+    return Finding(NAME, "leak", message, case, Where(row, None, pad), size, "a gradient is a move by a small change")
+
+
+CHECK = Check(
+    NAME,
+    "Do real tokens answer as they do alone, whatever padding is around them?",
+    run,
+    frozenset({"padding"}),
+    length=5,
+)

@@ -1,0 +1,118 @@
+"""Are masks obeyed the right way round: what is declared visible is seen, what is declared hidden is not?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from pellucid.audits.checks.check import Check
+from pellucid.audits.method.bench import Bench, Run, moved, scale_of
+from pellucid.audits.method.expected import expected_flow
+from pellucid.audits.method.judge import unless_refused
+from pellucid.probe import Request, Side
+from pellucid.records import Finding, Where
+
+NAME = "polarity"
+_SLOTS = 6
+
+
+def run(bench: Bench) -> Iterator[Finding]:
+    """Change tokens one by one in a plain row, and in rows padded on either side."""
+    row = bench.tokens(_SLOTS)
+    plain = Request.from_rows([row])
+    yield _rules(bench, plain)
+    if bench.can("padding"):
+        for side in [side for side in bench.probe.sides if side != "both"]:
+            case = f"{side} padding"
+            yield unless_refused(NAME, case, partial(_padding, bench, case, side, row))
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """How far tokens that may be seen moved outputs, how far hidden ones did, and the first hidden pair that did."""
+
+    visible: float
+    hidden: float
+    limit: float
+    first: tuple[int, int] | None
+
+    @property
+    def reversed(self) -> bool:
+        return self.visible <= self.limit < self.hidden
+
+    @property
+    def right(self) -> bool:
+        return self.hidden <= self.limit < self.visible
+
+
+def _look(run: Run, bench: Bench, request: Request, visible_TT: Tensor, hidden_TT: Tensor) -> _Seen:
+    """One row, run alone; ``visible`` and ``hidden`` are the pairs [query, key] to look at."""
+    before = run.logits(request)
+    sizes_TT = torch.zeros(request.shape[1], request.shape[1], dtype=torch.float64)
+    for key in (visible_TT | hidden_TT).any(0).nonzero()[:, 0].tolist():
+        after = request.with_token(0, key, bench.other(int(request.tokens[0, key])))
+        sizes_TT[:, key] = moved(before, run.logits(after))[0]
+    limit = (1e-12 if run.dtype == torch.float64 else run.rounding / 100) * scale_of(before)
+    wrong = (torch.where(hidden_TT, sizes_TT, 0.0) > limit).nonzero().tolist()
+    first = (wrong[0][0], wrong[0][1]) if wrong else None
+    return _Seen(_largest(sizes_TT, visible_TT), _largest(sizes_TT, hidden_TT), limit, first)
+
+
+def _largest(sizes_TT: Tensor, where_TT: Tensor) -> float:
+    return float(torch.where(where_TT, sizes_TT, 0.0).max())
+
+
+def _rules(bench: Bench, request: Request) -> Finding:
+    """The declared rules: a causal mask read upside down shows the future and nothing else."""
+    may_TT = expected_flow(bench.probe.rules, request)[0]
+    others_TT = ~torch.eye(_SLOTS, dtype=torch.bool)
+    if bool(may_TT.all()) or not bool((may_TT & others_TT).any()):
+        return Finding(NAME, "not_applicable", "the declared rules hide nothing, or everything but the token", "rules")
+    seen = _look(bench.runs[-1], bench, request, may_TT & others_TT, ~may_TT)
+    return _told(bench, "rules", seen, "what the rules hide", "what they show", "future")
+
+
+def _padding(bench: Bench, case: str, side: Side, row: list[int]) -> Finding:
+    """Four real tokens, and two pads that hold tokens as well."""
+    real = row[:4]
+    request = Request.from_rows([real], side=side, length=_SLOTS)
+    request = replace(request, tokens=torch.where(request.real, request.tokens, bench.tokens(1)[0]))
+    real_T = request.real[0]
+    others_TT = ~torch.eye(_SLOTS, dtype=torch.bool)
+    visible_TT = expected_flow(bench.probe.rules, request)[0] & others_TT & real_T[:, None] & real_T[None, :]
+    if not bool(visible_TT.any()):
+        return Finding(NAME, "not_applicable", "by the declared rules no token sees another", case)
+    run = bench.runs[-1]
+    seen = _look(run, bench, request, visible_TT, real_T[:, None] & ~real_T[None, :])
+    if seen.visible <= seen.limit and not seen.reversed:
+        alone = Request.from_rows([real])
+        may_TT = expected_flow(bench.probe.rules, alone)[0] & ~torch.eye(len(real), dtype=torch.bool)
+        if _look(run, bench, alone, may_TT, torch.zeros_like(may_TT)).visible > seen.limit:
+            message = (
+                "beside pads no real token moves another, although it does without them: the mask hides real tokens"
+            )
+            where = Where(0, *visible_TT.nonzero()[0].tolist())
+            return Finding(NAME, "leak", message, case, where, seen.visible, "exactly no move where there must be one")
+    return _told(bench, case, seen, "tokens declared padding", "real tokens", "padding")
+
+
+def _told(bench: Bench, case: str, seen: _Seen, hidden: str, visible: str, other: str) -> Finding:
+    name = bench.runs[-1].name
+    decided = f"in {name} {visible} move outputs by {seen.visible:.1e}, {hidden} by {seen.hidden:.1e}"
+    if seen.right:
+        return Finding(NAME, "pass", f"{visible} move outputs, {hidden} do not", case, None, seen.hidden, decided)
+    if seen.reversed:
+        assert seen.first is not None
+        message = f"{hidden}: seen; {visible}: not seen. The mask is read upside down"
+        return Finding(NAME, "leak", message, case, Where(0, *seen.first), seen.hidden, decided)
+    if seen.hidden > seen.limit:
+        message = f"both {visible} and {hidden} move outputs: a leak, but not by polarity (see {other})"
+        return Finding(NAME, "not_applicable", message, case, None, seen.hidden, decided)
+    return Finding(NAME, "fragile", "no token moves another, so the mask's direction cannot be seen", case)
+
+
+CHECK = Check(NAME, "Is what is declared visible seen, and what is declared hidden not?", run, length=_SLOTS)

@@ -1,0 +1,40 @@
+"""Is what may be seen ahead (a prefix, a right context, a block) seen, all of it and nothing more?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pellucid.audits.checks.check import Check
+from pellucid.audits.checks.future import ahead_of
+from pellucid.audits.method.bench import Bench
+from pellucid.audits.method.flow import flow_of, kept
+from pellucid.audits.method.layers import first_broken_layer
+from pellucid.records import Finding, Where
+
+NAME = "prefix"
+
+
+def run(bench: Bench) -> Iterator[Finding]:
+    """Change one token at a time and watch the queries that may look ahead."""
+    if all(rule.ahead == 0 for rule in bench.probe.rules):
+        yield Finding(NAME, "not_applicable", "no declared rule lets a token look ahead")
+        return
+    flow = flow_of(bench)
+    looks_TT = ahead_of(flow.may) & flow.may
+    looking_T = looks_TT.any(1)
+    near_TT = ahead_of(flow.may) & looking_T[:, None]
+    yield kept(bench, flow, near_TT, NAME, "no further", lambda q, k: first_broken_layer(bench, flow.row, q, k))
+    case = "all of it"
+    unseen = (flow.unseen & looks_TT).nonzero().tolist()
+    if unseen:
+        query, key = unseen[0]
+        message = f"query {query} may see token {key}, {key - query} ahead, but changing it moves nothing"
+        yield Finding(
+            NAME, bench.status_of_unseen, message, case, Where(0, query, key), 0.0, "no bit of its output moved"
+        )
+        return
+    pairs = int((looks_TT & flow.watched).sum())
+    yield Finding(NAME, "pass", f"{pairs} tokens ahead that may be seen are seen", case, size=0.0)
+
+
+CHECK = Check(NAME, "Is all that may be seen ahead seen, and nothing more?", run, length=2)

@@ -1,0 +1,138 @@
+"""Who really moves whom in one long sequence: measured once, looked at by several checks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pellucid.audits.method.bench import Bench, Reading, Run
+from pellucid.audits.method.changes import Changes, sample
+from pellucid.audits.method.expected import expected_flow
+from pellucid.audits.method.judge import Index, finding, judge
+from pellucid.probe import Request
+from pellucid.records import LONGEST_VIEW, Finding, Flow, Where
+
+Explain = Callable[[int, int], str]
+
+
+@dataclass(frozen=True, eq=False)
+class MeasuredFlow:
+    """What was measured. ``may_TT`` and the readings' sizes are ``[query, key]``."""
+
+    row: list[int]
+    may: Tensor
+    direct: Tensor
+    changes: Changes
+    readings: list[Reading]
+
+    @property
+    def moved(self) -> Tensor:
+        """``Bool[T, T]``: pairs in which the key moved the query in any precision."""
+        moved_TT = self.readings[0].sizes > 0
+        for reading in self.readings[1:]:
+            moved_TT = moved_TT | (reading.sizes > 1e-14 * reading.scale)
+        return moved_TT
+
+    @property
+    def watched(self) -> Tensor:
+        """``Bool[T, T]``: pairs whose key was changed."""
+        return torch.zeros_like(self.may).index_fill_(1, torch.tensor(self.changes.keys), True)
+
+    @property
+    def unseen(self) -> Tensor:
+        """``Bool[T, T]``: pairs that one layer alone lets through, but whose key moved nothing."""
+        return self.watched & self.direct & ~self.moved
+
+    def record(self, title: str) -> Flow:
+        """The declared and the measured flow side by side, to be drawn; of a long sequence its beginning."""
+        shown = min(len(self.row), LONGEST_VIEW)
+        sizes_TT = self.readings[-1].sizes / self.readings[-1].scale
+        sizes_TT = torch.where(self.moved, sizes_TT, 0.0)[:shown, :shown]
+        watched = self.watched[0, :shown].tolist()
+        measured = [
+            [size if seen else None for size, seen in zip(row, watched, strict=True)] for row in sizes_TT.tolist()
+        ]
+        return Flow(title, self.may[:shown, :shown].tolist(), measured, note=self.changes.coverage)
+
+
+def flow_of(bench: Bench) -> MeasuredFlow:
+    """The plain flow of the target."""
+
+    def measure() -> MeasuredFlow:
+        row = bench.tokens(bench.length)
+        suspects = _suspects(bench, row)
+        changes = Changes(bench, row, Run.logits, first=suspects)
+        return measured(bench, changes, always_exact=True)
+
+    return bench.once("flow", measure)
+
+
+def measured(bench: Bench, changes: Changes, always_exact: bool) -> MeasuredFlow:
+    """The target's own dtype; float64 with other tokens too, and with the same ones where something moved."""
+    request = Request.from_rows([changes.base])
+    may_TT = expected_flow(bench.probe.rules, request)[0]
+    direct_TT = torch.zeros_like(may_TT)
+    for rule in bench.probe.rules:
+        direct_TT |= expected_flow([rule], request)[0]
+    native = changes.native()
+    exact = changes.exact(like_native=False) if always_exact else None
+    if always_exact and exact is None:
+        native.sizes = torch.maximum(native.sizes, changes.native(special=True).sizes)
+    if bool(torch.where(may_TT, 0.0, native.sizes).any()):
+        alike = changes.exact(like_native=True)
+        if exact is not None and alike is not None:
+            alike.sizes = torch.maximum(alike.sizes, exact.sizes)
+        exact = alike
+    readings = [native] if exact is None else [native, exact]
+    return MeasuredFlow(changes.base, may_TT, direct_TT, changes, readings)
+
+
+def kept(bench: Bench, flow: MeasuredFlow, among_TT: Tensor, check: str, case: str, explain: Explain) -> Finding:
+    """Whether no output moved by a token that it must not see, looking at the pairs ``among_TT`` only."""
+    hidden = [Reading(r.run, torch.where(among_TT & ~flow.may, r.sizes, 0.0), r.scale) for r in flow.readings]
+
+    def place(run: Run, index: Index) -> tuple[Where, str]:
+        del run
+        query, key = index
+        side = f"{key - query} ahead" if key > query else f"{query - key} back, beyond the declared rules"
+        said = f"the output at {query} moves when token {key} is changed, {side}"
+        return Where(0, query, key), said + explain(query, key)
+
+    good = f"no output moved by a token that it must not see ({flow.changes.coverage})"
+    result = finding(bench, check, case, hidden, bits=True, good=good, place=place)
+    if result.status != "leak":
+        return result
+    verdict = judge(bench, hidden, bits=True)
+    pairs = (verdict.reading.sizes > verdict.limit).nonzero().tolist()[:4]
+    if any(flow.changes.alone(verdict.reading.run, query, key) for query, key in pairs):
+        return result
+    message = "outputs moved only because other rows of the batch changed: the rows mix (see batch)"
+    return Finding(check, "fragile", message, case, result.where, result.size, result.decided)
+
+
+def _suspects(bench: Bench, row: list[int]) -> list[int]:
+    """Of a sequence too long to change every token: the keys into which a forbidden gradient flows."""
+    if len(row) * len(row) <= bench.most_tokens or not bench.can("embeddings"):
+        return []
+    may_TT = expected_flow(bench.probe.rules, Request.from_rows([row]))[0]
+    queries, sizes_QT = gradients(bench, row)
+    found_QT = torch.where(may_TT[queries], 0.0, sizes_QT) > 1e-3 * bench.native.rounding * float(sizes_QT.max())
+    return found_QT.any(0).nonzero()[:, 0].tolist()[: bench.most_tokens // len(row) // 2]
+
+
+def gradients(bench: Bench, row: list[int]) -> tuple[Tensor, Tensor]:
+    """Some queries, and ``[Q, T]``: how large d out[query] / d x[key] is. Each row of one batch asks for one query."""
+
+    def measure() -> tuple[Tensor, Tensor]:
+        run, queries = bench.native, torch.tensor(sample(len(row), max(4, min(8, bench.most_tokens // len(row)))))
+        request = Request.from_rows([row] * len(queries))
+        embeddings = run.embed(request).requires_grad_()
+        logits = run.differentiable(request.with_embeddings(embeddings))
+        (logits[torch.arange(len(queries)), queries] * bench.directions(logits)).sum().backward(inputs=[embeddings])
+        assert embeddings.grad is not None
+        return queries, embeddings.grad.abs().amax(-1).double().cpu()
+
+    return bench.once(f"gradients {row}", measure)

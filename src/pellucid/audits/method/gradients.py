@@ -1,0 +1,45 @@
+"""The gradient of every weight: what the checks that compare two ways of computing share."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pellucid.audits.method.bench import Bench, Run, scale_of
+from pellucid.probe import Request
+
+Gradients = dict[str, Tensor]
+
+
+def gradients(bench: Bench, run: Run, request: Request) -> tuple[Tensor, Gradients]:
+    """``[B, T, V]`` logits, and what a fixed weighted sum over the real tokens gives each weight."""
+    named = weights_of(run)
+    logits = run.differentiable(request)
+    total = (logits * bench.directions(logits))[request.real.to(logits.device)].sum()
+    if not named or not total.requires_grad:
+        return logits.detach().cpu(), {}
+    taken = torch.autograd.grad(total, list(named.values()), allow_unused=True)
+    pairs = zip(named.items(), taken, strict=True)
+    found = {name: torch.zeros_like(weight) if grad is None else grad for (name, weight), grad in pairs}
+    return logits.detach().cpu(), found
+
+
+def weights_of(run: Run) -> dict[str, Tensor]:
+    """The parameters that take gradients, by name."""
+    module = run.probe.module
+    return {} if module is None else {name: p for name, p in module.named_parameters() if p.requires_grad}
+
+
+def first_difference(run: Run, want: Gradients, got: Gradients) -> tuple[str, float] | None:
+    """The first weight whose two gradients differ beyond rounding, and by how much."""
+    tolerance = (1e-10 if run.dtype == torch.float64 else 10 * run.rounding) + 20 * run.noise
+    for name, expected in want.items():
+        size = float((got[name] - expected).abs().max()) if expected.numel() else 0.0
+        if not size <= tolerance * scale_of(expected):
+            return name, size
+    return None
+
+
+def first_not_finite(found: Gradients) -> str | None:
+    """The first weight whose gradient is not finite."""
+    return next((name for name, grad in found.items() if not bool(grad.isfinite().all())), None)

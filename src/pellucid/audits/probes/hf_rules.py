@@ -1,0 +1,168 @@
+"""Who may see whom in a transformers model, read off its config, one rule a layer.
+
+What a config says in a way that is understood is *declared* and held against the model from both sides. Where
+it is not (recurrent, sparse or unknown layers) only the side that is certain is assumed: a causal class must
+not see the future, and seeing less is no fault.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pellucid.visibility import Rule, causal, chunk, everything, lookahead, window
+
+Kind = Literal["causal", "masked", "seq2seq"]
+
+_COUNTS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
+_ENCODER_COUNTS = ("encoder_layers", "num_encoder_layers")
+_DECODER_COUNTS = ("decoder_layers", "num_decoder_layers")
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """The rules of a model's layers, and whether its config states them (else they are assumed)."""
+
+    rules: tuple[Rule, ...]
+    declared: bool = True
+
+
+def rules_of(config: Any, kind: Kind) -> Declaration:
+    """The rules of the layers that the logits come from: the whole model, or the decoder of a seq2seq one."""
+    if kind == "seq2seq":
+        part = _part(config, "decoder")
+        return _layers(part, _count(part, _DECODER_COUNTS + _COUNTS), both_ways=False)
+    text = text_config(config)
+    return _layers(text, _count(text, _COUNTS + _DECODER_COUNTS), both_ways=kind == "masked" or _looks_ahead(text))
+
+
+def source_rules_of(config: Any) -> Declaration:
+    """The rules of a seq2seq model's encoder."""
+    part = _part(config, "encoder")
+    return _layers(part, _count(part, _ENCODER_COUNTS + _COUNTS), both_ways=True)
+
+
+def text_config(config: Any) -> Any:
+    """The part of a config that is about text."""
+    found = _get(config, "text_config", None)
+    return config if found is None else found
+
+
+def _get(config: Any, name: str, default: Any = None) -> Any:
+    """An attribute; some configs raise where layers differ in it."""
+    try:
+        return getattr(config, name, default)
+    except Exception:  # noqa: BLE001 (anybody's config)
+        return default
+
+
+def _part(config: Any, name: str) -> Any:
+    """The encoder's or decoder's own config, where it has one."""
+    found = _get(config, name, None)
+    return text_config(found) if hasattr(found, "to_dict") else text_config(config)
+
+
+def _count(config: Any, names: tuple[str, ...]) -> int:
+    for name in names:
+        value = _get(config, name, None)
+        if isinstance(value, int) and value > 0:
+            return value
+    return 1
+
+
+def _looks_ahead(config: Any) -> bool:
+    """Whether a class of the causal family is configured to see both ways."""
+    if _get(config, "use_bidirectional_attention", None) in (True, "all"):
+        return True
+    if _get(config, "is_causal", True) is False or _get(config, "causal", None) is False:
+        return True
+    if _get(config, "attn_type", None) == "bi":
+        return True
+    return _reads_is_decoder(config) and not config.is_decoder
+
+
+def _reads_is_decoder(config: Any) -> bool:
+    """``is_decoder=False`` means *both ways* only to encoders that can be turned into decoders."""
+    return hasattr(config, "is_decoder") and _get(config, "model_type", "") not in _ALWAYS_CAUSAL
+
+
+_ALWAYS_CAUSAL = {"gpt_neox", "gpt_neox_japanese", "esm", "musicgen_decoder", "musicgen_melody_decoder", "trocr"}
+
+
+def _layers(config: Any, count: int, both_ways: bool) -> Declaration:
+    kinds = _get(config, "layer_types", None)
+    special = _special(config, count, both_ways)
+    if special is not None:
+        return special
+    if isinstance(kinds, list | tuple) and len(kinds) >= count:
+        made = [_of_type(config, str(kind), layer, both_ways) for layer, kind in enumerate(kinds[:count])]
+        return Declaration(tuple(rule for rule, _ in made), all(known for _, known in made))
+    size = _get(config, "sliding_window", None)
+    if not isinstance(size, int) or size < 1 or _get(config, "use_sliding_window", True) is False:
+        known = not any(hasattr(config, name) for name in _NOT_ATTENTION)
+        return Declaration((everything() if both_ways else causal(),) * count, known)
+    first = _get(config, "max_window_layers", 0) if hasattr(config, "use_sliding_window") else 0
+    near = _near(config, size, both_ways)
+    far = everything() if both_ways else causal()
+    return Declaration(tuple(near if layer >= first else far for layer in range(count)))
+
+
+_NOT_ATTENTION = (
+    "state_size", "ssm_state_size", "conv_kernel", "mamba_d_state", "linear_conv_kernel_dim", "index_topk",
+    "attn_layers", "bucket_size", "num_landmarks", "attention_type", "rescale_every", "mlstm_round_up_to_multiple_of",
+    "block_per_row", "use_expectation", "conv_kernel_size", "block_sizes", "encoder_attention_type",
+)  # fmt: skip
+"""Words of configs whose layers are not, or not only, plain attention."""
+
+
+def _of_type(config: Any, kind: str, layer: int, both_ways: bool) -> tuple[Rule, bool]:
+    far = everything() if both_ways else causal()
+    if kind == "full_attention":
+        return far, not any(hasattr(config, name) for name in ("index_topk", "indexer_types"))
+    if kind == "sliding_attention":
+        size = _window_of(config, layer)
+        return (far, False) if size is None else (_near(config, size, both_ways), True)
+    if kind == "chunked_attention":
+        size = _get(config, "attention_chunk_size", None)
+        return (far, False) if not isinstance(size, int) or both_ways else (causal() & chunk(size), True)
+    return far, False
+
+
+def _window_of(config: Any, layer: int) -> int | None:
+    own = _get(config, "per_layer_config", None)
+    if own is not None:
+        try:
+            config = own[layer]
+        except (KeyError, IndexError, TypeError):
+            return None
+    size = _get(config, "sliding_window", None)
+    return size if isinstance(size, int) and size > 0 else None
+
+
+def _near(config: Any, size: int, both_ways: bool) -> Rule:
+    """A window of ``size``. Both ways its meaning varies from family to family; three are known."""
+    if not both_ways:
+        return causal() & window(size)
+    if _get(config, "use_bidirectional_attention", None) in (True, "all"):
+        return window(size) & _ahead(size - 1)  # |query - key| < size
+    if str(_get(config, "model_type", "")).startswith("t5gemma"):
+        return window((size + 1) // 2) & _ahead(size // 2)
+    return window(size + 1) & _ahead(size)  # |query - key| <= size
+
+
+def _ahead(count: int) -> Rule:
+    return lookahead(max(count, 0))
+
+
+def _special(config: Any, count: int, both_ways: bool) -> Declaration | None:
+    """Families that say it in words of their own."""
+    kinds = _get(config, "attention_layers", None)
+    if isinstance(kinds, list) and len(kinds) == count and hasattr(config, "window_size"):
+        local = causal() & window(config.window_size)
+        return Declaration(tuple(local if kind == "local" else causal() for kind in kinds))
+    sizes = _get(config, "attention_window", None)
+    if sizes is not None and both_ways:
+        listed = [sizes] * count if isinstance(sizes, int) else list(sizes)
+        if len(listed) >= count:
+            return Declaration(tuple(window(w // 2 + 1) & lookahead(w // 2) for w in listed[:count]))
+    return None

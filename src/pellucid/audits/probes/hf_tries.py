@@ -1,0 +1,340 @@
+"""What a transformers model can be asked, found by asking: what is claimed here has been seen to work.
+
+A capability means that the question can be put, not that the answer is right: that is for the checks.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from pellucid.audits.method.care import left_as_found
+from pellucid.errors import InputError
+from pellucid.probe import Capability, Request, Side
+
+if TYPE_CHECKING:
+    from pellucid.audits.probes.hf import HFProbe
+
+_CACHES = ("cache", "past_key_values", "cache_params", "state", "mems", "past_buckets_states")
+_KERNELS = ("eager", "sdpa")
+_NEAR = 1e-4
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was found.
+
+    ``offset`` is added to positions (None: none are taken). ``pad`` stands in padded slots where a class counts by
+    the ids themselves. ``divisor``: the loss can be asked for as a sum. ``shifts``: labels are shifted inside.
+    ``local_mask``: with a cache the mask is that of the new slots only, as recurrent classes take it. ``tried``: the
+    search is over.
+    """
+
+    capabilities: frozenset[Capability] = frozenset()
+    kernels: tuple[str, ...] = ()
+    sides: tuple[Side, ...] = ("right", "left", "both")
+    max_length: int | None = None
+    scores: int = 0
+    offset: int | None = None
+    pad: int | None = None
+    divisor: bool = False
+    shifts: bool = True
+    cache_argument: str = ""
+    cache_attribute: str = ""
+    local_mask: bool = False
+    attention_attribute: str = ""
+    tried: bool = False
+
+
+def found_in(probe: HFProbe) -> Found:
+    """Ask a few short rows. The model is in eval mode meanwhile, and left as it was."""
+    with ExitStack() as stack:
+        stack.enter_context(left_as_found(probe.module))
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        return _Tries(probe).all()
+
+
+class _Tries:
+    def __init__(self, probe: HFProbe) -> None:
+        self.probe, self.config = probe, probe.module.config
+        free = [token for token in range(probe.vocab_size) if token not in probe.forbidden_tokens]
+        if len(free) < 2:
+            raise InputError(f"{probe.name} has {len(free)} tokens that may be used as text; an audit needs 2 or more")
+        self.free, self.max_length = free, _longest(probe)
+        self.row = self.tokens(min(6, self.max_length or 6))
+        self.can: set[Capability] = set()
+
+    def tokens(self, length: int, start: int = 0) -> list[int]:
+        return [self.free[(3 * number + start) % len(self.free)] for number in range(length)]
+
+    def all(self) -> Found:
+        probe = self.probe
+        plain = self.scores(Request.from_rows([self.row]))
+        said = (type(probe.module).forward.__doc__ or "").replace("*", "")
+        shifts = probe.kind == "causal" and "not shifted inside" not in said
+        found = Found(scores=plain.shape[-1], max_length=self.max_length, shifts=shifts)
+        probe.found = found = replace(found, offset=self.offset(plain))
+        if found.offset is not None and self.positions_obeyed():
+            self.can.add("positions")
+        if probe.mask_argument in probe.takes and "dummy" not in said.partition(f"{probe.mask_argument} (")[2][:300]:
+            self.can.add("padding")
+            found = self.padding(found)
+        for name, works in (
+            ("packing", self.packs), ("embeddings", self.embeds), ("checkpointing", self.recomputes),
+        ):  # fmt: skip
+            if _worked(works):
+                self.can.add(name)  # type: ignore[arg-type]
+        if probe.kind == "seq2seq":
+            self.can.add("source")
+        probe.found = found
+        found = self.losses(found)
+        probe.found = found
+        found = self.caches(found)
+        probe.found = found
+        found = self.kernels(found)
+        probe.found = found = replace(found, capabilities=frozenset(self.can), tried=True)
+        return found
+
+    def scores(self, request: Request) -> Tensor:
+        device = next(self.probe.module.parameters()).device
+        scores = self.probe.logits(request.to(device))
+        if scores.dim() != 3 or scores.shape[:2] != request.tokens.shape:
+            raise InputError(
+                f"{self.probe.name} gave {tuple(scores.shape)} for {request.shape[0]} rows of {request.shape[1]} "
+                "tokens; an audit needs one score a token of the vocabulary in every slot"
+            )
+        return scores
+
+    def offset(self, plain: Tensor) -> int | None:
+        """What explicit positions must start from to say what the model assumes by itself."""
+        if self.probe.position_argument not in self.probe.takes:
+            return None
+        pad = getattr(self.config, "pad_token_id", None)
+        request = Request.from_rows([self.row])
+        for offset in (0, pad + 1 if isinstance(pad, int) else 1):
+            self.probe.found = Found(offset=offset)
+            with self.probe.asked("with position ids given"):
+                if _worked(lambda: _close(self.scores(request), plain)):
+                    return offset
+        return None
+
+    def positions_obeyed(self) -> bool:
+        """Whether gaps between positions change anything."""
+        request = Request.from_rows([self.row])
+        spread = replace(request, positions=torch.tensor([[0, 2, 3, 4, 4, 5][: len(self.row)]]))
+
+        def moves() -> bool:
+            with self.probe.asked("with position ids given"):
+                return not _close(self.scores(spread), self.scores(request))
+
+        return self.max_length is None or (self.max_length > 5 and _worked(moves))
+
+    def padding(self, found: Found) -> Found:
+        """A class that counts slots itself, or counts by pad ids, is padded as its users must."""
+        short, pad = self.row[:4], getattr(self.config, "pad_token_id", None)
+        alone = self.scores(Request.from_rows([short]))[0]
+        padded = Request.from_rows(
+            [short], side="left", length=6 if self.max_length is None else min(6, self.max_length)
+        )
+        other = padded.with_tokens(torch.where(padded.real, padded.tokens, self.free[-1]))
+        extra = padded.shape[1] - len(short)
+
+        def answers(request: Request, ids: int | None = None) -> Tensor:
+            self.probe.found = replace(found, pad=ids)
+            return self.scores(request)[0, extra:]
+
+        if not extra or _worked(lambda: _close(answers(padded), alone)):
+            return found
+        if isinstance(pad, int) and _worked(lambda: _close(answers(padded, pad), alone)):
+            return replace(found, pad=pad)
+        if "positions" not in self.can and _worked(lambda: _close(answers(padded, pad), answers(other, pad))):
+            return replace(found, sides=("right",))  # no pad's content moves it: it counts slots
+        return found
+
+    def packs(self) -> bool:
+        """Whether the library looks for documents in the positions of a plain row, in models of attention alone."""
+        masks = sys.modules.get("transformers.masking_utils")
+        if masks is None or "positions" not in self.can or self.probe.kind != "causal" or _remembers(self.probe.module):
+            return False
+        looked: list[bool] = []
+        find = masks.find_packed_sequence_indices
+
+        def watched(*given: Any, **named: Any) -> Any:
+            looked.append(True)
+            return find(*given, **named)
+
+        with _replaced(masks, "find_packed_sequence_indices", watched):
+            self.scores(Request.packed([self.row[:3], self.row[3:]]))
+        return bool(looked)
+
+    def embeds(self) -> bool:
+        request = Request.from_rows([self.row]).to(next(self.probe.module.parameters()).device)
+        if self.probe.kind == "seq2seq" and self.probe.embeddings_argument not in self.probe.takes:
+            return False
+        embeddings_BTD = self.probe.embed(request)
+        plain, same = self.scores(request), self.scores(request.with_embeddings(embeddings_BTD))
+        other = self.scores(request.with_embeddings(embeddings_BTD.flip(1)))
+        return embeddings_BTD.dim() == 3 and _close(plain, same) and not _close(plain, other)
+
+    def recomputes(self) -> bool:
+        if not getattr(self.probe.module, "supports_gradient_checkpointing", False):
+            return False
+        with self.probe.checkpointing():
+            self.scores(Request.from_rows([self.row]))
+        return True
+
+    def losses(self, found: Found) -> Found:
+        if "labels" not in self.probe.takes:
+            return found
+        device = next(self.probe.module.parameters()).device
+        request = Request.from_rows([self.row]).to(device)
+
+        def works(divisor: bool) -> bool:
+            self.probe.found = replace(found, divisor=divisor)
+            total, count = self.probe.loss(request)
+            return total.numel() == 1 and bool(total.isfinite()) and int(count) > 0
+
+        def sums() -> bool:
+            labels_BT, _ = self.probe.labels(request)
+            arguments = self.probe.arguments(request)
+            one, two = (self.probe.ask(arguments, labels=labels_BT, num_items_in_batch=n).loss for n in (1, 2))
+            mean = self.probe.ask(arguments, labels=labels_BT).loss
+            return bool(torch.isclose(one, 2 * two)) and not bool(torch.isclose(one, mean))
+
+        if not _worked(lambda: works(divisor=False)):
+            return found
+        self.can.add("loss")
+        return replace(found, divisor=_worked(sums) and _worked(lambda: works(divisor=True)))
+
+    def caches(self, found: Found) -> Found:
+        if "use_cache" not in self.probe.takes:
+            return found
+        request = Request.from_rows([self.row]).to(next(self.probe.module.parameters()).device)
+        answer = _tried(lambda: self.probe.ask(self.probe.arguments(request), use_cache=True))
+        for name in _CACHES:
+            held = getattr(answer, name, None) if answer is not None else None
+            if held is None or name not in self.probe.takes:
+                continue
+            self.probe.found = found = replace(found, cache_argument=name, cache_attribute=name)
+            if not _worked(lambda: self.goes_on(request)):
+                continue
+            self.can.update({"cache", "snapshot"})
+            if hasattr(held, "reorder_cache"):
+                self.can.add("reorder")
+            if hasattr(held, "crop"):
+                self.can.add("crop")
+            if "padding" in self.can and "left" in found.sides and self.goes_on_by_local_mask(found):
+                return replace(found, local_mask=True)
+            return found
+        return found
+
+    def goes_on_by_local_mask(self, found: Found) -> bool:
+        """Whether a left-padded row goes on rightly with the mask of the new slots, and not with that of all."""
+        request = Request.from_rows([self.row[:4], self.row[:3]], side="left", length=5)
+        request = request.to(next(self.probe.module.parameters()).device)
+        plain = self.scores(request)[:, 3:]
+
+        def answers(local: bool) -> bool:
+            self.probe.found = replace(found, local_mask=local)
+            cache = self.probe.new_cache(*request.shape)
+            self.probe.extend(request.part(0, 3), cache)
+            steps = [self.probe.extend(request.part(slot, slot + 1), cache) for slot in (3, 4)]
+            return _close(torch.cat(steps, 1), plain)
+
+        return not _worked(lambda: answers(local=False)) and _worked(lambda: answers(local=True))
+
+    def goes_on(self, request: Request) -> bool:
+        cache = self.probe.new_cache(1, 6)
+        self.probe.extend(request.part(0, 3), cache)
+        self.probe.extend(request.part(3, 4), cache)
+        return True
+
+    def kernels(self, found: Found) -> Found:
+        module = self.probe.module
+        able = getattr(module, "_can_set_attn_implementation", lambda: False)
+        request = Request.from_rows([self.row])
+
+        def works(name: str) -> bool:
+            with self.probe.kernel(name):
+                if module.config._attn_implementation != name:
+                    return False
+                self.scores(request)
+            return True
+
+        names = tuple(n for n in _KERNELS if _worked(lambda n=n: works(n))) if _worked(lambda: bool(able())) else ()
+        if len(names) > 1:
+            self.can.add("kernels")
+        for attribute in ("attentions", "decoder_attentions"):
+            self.probe.found = replace(found, attention_attribute=attribute)
+            if "eager" in names and _worked(lambda: self.gives_weights(request)):
+                self.can.add("attention")
+                return replace(found, kernels=names, attention_attribute=attribute)
+        return replace(found, kernels=names)
+
+    def gives_weights(self, request: Request) -> bool:
+        layers = self.probe.attention(request.to(next(self.probe.module.parameters()).device))
+        length = request.shape[1]
+        return bool(layers) and all(layer.dim() == 4 and layer.shape[-2:] == (length, length) for layer in layers)
+
+
+def _longest(probe: HFProbe) -> int | None:
+    """How many positions there are: what the table of learned ones holds. Computed ones have no bound."""
+    text = getattr(probe.module.config, "text_config", None) or probe.module.config
+    names = ("max_position_embeddings", "n_positions", "n_ctx", "max_target_positions", "max_seq_len")
+    given = [value for name in names if isinstance(value := getattr(text, name, None), int) and value > 0]
+    if not given:
+        return None
+    words = probe.module.get_input_embeddings() if hasattr(probe.module, "get_input_embeddings") else None
+    for part in probe.module.modules():
+        if (
+            isinstance(part, torch.nn.Embedding)
+            and part is not words
+            and given[0] <= part.num_embeddings <= given[0] + 4
+        ):
+            counts_from_pad = part.num_embeddings == given[0] and part.padding_idx is not None
+            return given[0] - part.padding_idx - 1 if counts_from_pad else given[0]
+    return None
+
+
+def _remembers(module: torch.nn.Module) -> bool:
+    """Whether something besides attention carries tokens on: recurrences and convolutions take no positions."""
+    if any(isinstance(part, torch.nn.Conv1d) for part in module.modules()):
+        return True
+    words = ("mamba", "recurrent", "linear_attention", "conv", "hybrid", "compress")
+    kinds = getattr(getattr(module.config, "text_config", None) or module.config, "layer_types", None) or ()
+    return any(word in str(kind) for kind in kinds for word in words)
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and float((a - b).abs().max()) <= _NEAR * (1 + float(a.abs().max()))
+
+
+def _tried(call: Callable[[], Any]) -> Any:
+    """What a call gives, None where it raises: anybody's code is tried here."""
+    try:
+        return call()
+    except Exception:  # noqa: BLE001
+        return None
+
+
+def _worked(call: Callable[[], bool]) -> bool:
+    return _tried(call) is True
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)

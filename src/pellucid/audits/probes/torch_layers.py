@@ -1,0 +1,99 @@
+"""How torch's own Transformer layers are called: embeddings in, hidden states out, ``True`` hides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pellucid.errors import InputError
+from pellucid.probe import Capability, Probe, Request, Visibility
+from pellucid.visibility import causal, everything
+
+_ENCODERS = (nn.TransformerEncoder, nn.TransformerEncoderLayer)
+_DECODERS = (nn.TransformerDecoder, nn.TransformerDecoderLayer)
+_VOCABULARY = 32
+
+
+def is_torch_layer(target: object) -> bool:
+    """Whether :class:`TorchLayersProbe` can call it."""
+    return isinstance(target, (*_ENCODERS, *_DECODERS, nn.Transformer))
+
+
+class TorchLayersProbe(Probe):
+    """``nn.TransformerEncoder``, ``nn.TransformerDecoder``, their layers, ``nn.Transformer``.
+
+    These have no vocabulary: 32 random embeddings of their width stand in for one. ``causal`` says with which
+    mask they are called; left out, decoders are causal and encoders are not.
+    """
+
+    capabilities: frozenset[Capability] = frozenset({"padding", "embeddings"})
+
+    def __init__(self, module: nn.Module, *, causal: bool | None = None, name: str | None = None) -> None:
+        if not is_torch_layer(module):
+            raise InputError(f"{type(module).__name__} is none of torch's Transformer layers; use TokensProbe")
+        self.module, self.vocab_size = module, _VOCABULARY
+        self.name = name or type(module).__name__
+        self.reads_source = not isinstance(module, _ENCODERS)
+        self.causal = self.reads_source if causal is None else causal
+        first = next(m for m in module.modules() if isinstance(m, nn.MultiheadAttention))
+        self.rows_first, self.width = first.batch_first, first.embed_dim
+        generator = torch.Generator().manual_seed(0)
+        self._table_VD = torch.randn(_VOCABULARY, self.width, generator=generator, dtype=torch.float64)
+        self.rules: tuple[Visibility, ...] = (self._rule(),) * self._depth(module)
+        if self.reads_source:
+            self.capabilities = self.capabilities | {"source"}
+            self.source_rules = (everything(),) * self._depth(getattr(module, "encoder", module))
+        self.memory_name = "encoder" if isinstance(module, nn.Transformer) and self.rows_first else None
+
+    def logits(self, request: Request) -> Tensor:
+        """``[B, T, D]`` hidden states, which an audit watches as it would logits."""
+        x, pads_BT = self._entered(self._embedded(request)), request.segments == 0
+        hidden_TT = torch.ones(request.shape[1], request.shape[1], dtype=torch.bool, device=x.device).triu(1)
+        mask = hidden_TT if self.causal else None
+        if not self.reads_source:
+            name = "src_mask" if isinstance(self.module, nn.TransformerEncoderLayer) else "mask"
+            return self._left(self._call(x, **{name: mask}, src_key_padding_mask=pads_BT))
+        source = request.source
+        assert source is not None
+        memory, memory_pads_BS = self._entered(self._embedded(source)), source.segments == 0
+        told: dict[str, Any] = {"tgt_mask": mask, "tgt_key_padding_mask": pads_BT}
+        if isinstance(self.module, nn.Transformer):
+            told |= {"src_key_padding_mask": memory_pads_BS}
+            return self._left(self._call(memory, x, **told, memory_key_padding_mask=memory_pads_BS))
+        return self._left(self._call(x, memory, **told, memory_key_padding_mask=memory_pads_BS))
+
+    def embed(self, request: Request) -> Tensor:
+        return self._table_VD.to(self._weight)[request.tokens]
+
+    def over(self, module: nn.Module) -> TorchLayersProbe:
+        return TorchLayersProbe(module, causal=self.causal, name=self.name)
+
+    def _embedded(self, request: Request) -> Tensor:
+        return self.embed(request) if request.embeddings is None else request.embeddings
+
+    def _call(self, *args: Tensor, **told: Any) -> Tensor:
+        assert self.module is not None
+        result: Tensor = self.module(*args, **told)
+        return result
+
+    def _entered(self, x_BTD: Tensor) -> Tensor:
+        return x_BTD if self.rows_first else x_BTD.transpose(0, 1)
+
+    def _left(self, x: Tensor) -> Tensor:
+        return x if self.rows_first else x.transpose(0, 1)
+
+    def _rule(self) -> Visibility:
+        return causal() if self.causal else everything()
+
+    @staticmethod
+    def _depth(module: nn.Module) -> int:
+        """How many layers; of an encoder–decoder, how many of its decoder."""
+        layers = getattr(getattr(module, "decoder", module), "layers", None)
+        return len(layers) if isinstance(layers, nn.ModuleList) else 1
+
+    @property
+    def _weight(self) -> Tensor:
+        assert self.module is not None
+        return next(self.module.parameters())

@@ -1,0 +1,76 @@
+"""From what a user types to something that can be audited: ``module:attribute``, a folder, a class."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from pellucid.errors import InputError
+
+_KINDS = "a checkpoint folder, a Hugging Face folder, or module:attribute such as mypackage.models:make_model"
+
+
+def from_text(text: str) -> object:
+    """What ``module:attribute`` names: a model, or what the class or factory of that name makes.
+
+    Modules are looked for in the working directory too. This runs code, as importing does: name what you trust.
+
+    Raises:
+        InputError: there is no such thing, or it cannot be made without arguments.
+    """
+    name, colon, path = text.partition(":")
+    if not colon or not name or not path:
+        raise InputError(f"{text!r} names nothing that can be audited; give {_KINDS}")
+    found = _imported(name, text)
+    for part in path.split("."):
+        if not hasattr(found, part):
+            known = ", ".join(sorted(n for n in dir(found) if not n.startswith("_"))[:12])
+            raise InputError(f"{name} has no {path!r}; it has {known or 'nothing'}")
+        found = getattr(found, part)
+    return _made(found, text)
+
+
+def _imported(name: str, text: str) -> Any:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
+            raise InputError(f"there is no module {name!r} to audit {text!r} from; give {_KINDS}") from None
+        raise InputError(f"{name} cannot be imported: {error}; install what it needs") from error
+    except Exception as error:  # anybody's code
+        raise InputError(f"{name} cannot be imported: {type(error).__name__}: {_line(error)}") from error
+
+
+def _made(found: Any, text: str) -> object:
+    """A model as it is; a class or a factory is called, if it can be called without arguments."""
+    if isinstance(found, nn.Module) or not callable(found):
+        return found
+    if not isinstance(found, type) and _takes_one(found):
+        return found  # a function of tokens
+    try:
+        return found()
+    except Exception as error:  # anybody's code
+        hint = "write a factory without arguments and name that"
+        raise InputError(f"{text} cannot be made: {type(error).__name__}: {_line(error)}; {hint}") from error
+
+
+def _takes_one(function: Callable[..., object]) -> bool:
+    """Whether a function needs an argument, as one of tokens does and a factory does not."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return any(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or "no message"

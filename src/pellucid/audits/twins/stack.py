@@ -1,0 +1,168 @@
+"""Twins with a rule for each layer: windows, prefixes, right contexts. Stock attention, ``True`` hides.
+
+The healthy :class:`Stack` is a module of blocks that each hand a hidden stream on, so that an audit can look into
+every layer; a twin is one with a mask wrong.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from pellucid.audits.probes.tokens import TokensProbe
+from pellucid.audits.twins.twin import Twin
+from pellucid.probe import Visibility
+from pellucid.visibility import causal, lookahead, prefix, window
+
+WIDTH = 16
+
+
+class Block(nn.Module):
+    """Pre-norm attention and a feed-forward, told what is hidden."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, x_BTD: Tensor, hidden_TT: Tensor) -> Tensor:
+        h_BTD = self.norm(x_BTD)
+        x_BTD = x_BTD + self.attention(h_BTD, h_BTD, h_BTD, attn_mask=hidden_TT, need_weights=False)[0]
+        return x_BTD + self.down(torch.relu(self.up(self.norm(x_BTD))))
+
+
+class Stack(nn.Module):
+    """Three layers: the first and last look 3 tokens wide, the middle one sees all that came before."""
+
+    rules: tuple[Visibility, ...] = (causal() & window(3), causal(), causal() & window(3))
+
+    def __init__(self, vocab_size: int = 23, positions: int = 64) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.table, self.places = nn.Embedding(vocab_size, WIDTH), nn.Embedding(positions, WIDTH)
+            self.blocks = nn.ModuleList(Block() for _ in self.rules)
+            self.out = nn.Linear(WIDTH, vocab_size)
+
+    def sees(self, back_TT: Tensor, layer: int) -> Tensor:
+        """``Bool[T, T]`` from how far the key lies back (negative: ahead)."""
+        return (back_TT >= 0) & (back_TT < (64 if layer == 1 else 3))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        places = torch.arange(tokens.shape[1])
+        x_BTD = self.table(tokens) + self.places(places)
+        for layer, block in enumerate(self.blocks):
+            x_BTD = block(x_BTD, ~self.sees(places[:, None] - places, layer))
+        return self.out(x_BTD)
+
+    def probe(self) -> TokensProbe:
+        """How an audit calls this model."""
+        return TokensProbe(
+            self, vocab_size=self.table.num_embeddings, rules=self.rules, max_length=self.places.num_embeddings
+        )
+
+
+class WindowsSwapped(Stack):
+    """The list of local layers was read from the wrong end of the pattern: local and global changed places."""
+
+    def sees(self, back_TT: Tensor, layer: int) -> Tensor:
+        return (back_TT >= 0) & (back_TT < (3 if layer == 1 else 64))
+
+
+class WindowLostInOneLayer(Stack):
+    """The last local layer fell back to a kernel without windows."""
+
+    def sees(self, back_TT: Tensor, layer: int) -> Tensor:
+        return super().sees(back_TT, min(layer, 1))
+
+
+class WindowOneTooNarrow(Stack):
+    """The window was taken to leave out the current token's own place: w−1 keys where w are declared."""
+
+    def sees(self, back_TT: Tensor, layer: int) -> Tensor:
+        return super().sees(back_TT, layer) & (back_TT < (64 if layer == 1 else 2))
+
+
+class WindowLeaksTheFirst(Stack):
+    """Token 0 stays visible as if it were a sink, which nobody declared."""
+
+    def sees(self, back_TT: Tensor, layer: int) -> Tensor:
+        first_TT = torch.zeros_like(back_TT, dtype=torch.bool)
+        first_TT[:, 0] = True
+        return super().sees(back_TT, layer) | (first_TT & (back_TT >= 0))
+
+
+class PrefixStack(Stack):
+    """Two layers in which the first four tokens see each other; the rest is causal."""
+
+    rules = ((causal() | prefix(4)),) * 2
+    length = 4
+
+    def sees(self, back_TT: Tensor, layer: int) -> Tensor:
+        inside_T = torch.arange(len(back_TT)) < self.length
+        return (back_TT >= 0) | (inside_T[:, None] & inside_T)
+
+
+class PrefixIsCausal(PrefixStack):
+    """The prefix was forgotten: its tokens see only what came before them."""
+
+    length = 0
+
+
+class PrefixOneTooLong(PrefixStack):
+    """The end of the prefix was counted inclusively: its tokens see the first one to be predicted."""
+
+    length = 5
+
+
+class PrefixOneTooShort(PrefixStack):
+    """The last token of the prefix is treated as text to come."""
+
+    length = 3
+
+
+class PrefixSeesAll(PrefixStack):
+    """Prefix tokens may look anywhere, not only into the prefix."""
+
+    def sees(self, back_TT: Tensor, layer: int) -> Tensor:
+        inside_T = torch.arange(len(back_TT)) < self.length
+        return (back_TT >= 0) | inside_T[:, None]
+
+
+class RightContext(Stack):
+    """One layer that looks four tokens ahead and everything back."""
+
+    rules = (lookahead(4),)
+    ahead = 4
+
+    def sees(self, back_TT: Tensor, layer: int) -> Tensor:
+        return back_TT >= -self.ahead
+
+
+class RightContextOneShort(RightContext):
+    """A right context of r frames admits r−1 of them."""
+
+    ahead = 3
+
+
+class RightContextOneLong(RightContext):
+    """A right context of r frames admits r+1 of them."""
+
+    ahead = 5
+
+
+TWINS = (
+    *(Twin(make, "window") for make in (WindowsSwapped, WindowLostInOneLayer, WindowOneTooNarrow, WindowLeaksTheFirst)),
+    *(
+        Twin(make, "prefix")
+        for make in (
+            PrefixIsCausal,
+            PrefixOneTooLong,
+            PrefixOneTooShort,
+            PrefixSeesAll,
+            RightContextOneShort,
+            RightContextOneLong,
+        )
+    ),
+)

@@ -1,0 +1,204 @@
+"""What goes into a page: an audit's verdicts and flows; a run's curves, verdicts, sample text and circumstances."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from pellucid.cli import common
+
+if TYPE_CHECKING:
+    from pellucid.audits import AuditReport
+    from pellucid.records import Cell, Curves, Table
+    from pellucid.reports.page import Section
+    from pellucid.training import TrainResult
+
+NAME = "report.html"
+"""The page of a run, in its folder."""
+
+
+def audit_page(path: str | Path, report: AuditReport, extra: Sequence[Section] = ()) -> None:
+    """Write the page of an audit; ``extra`` sections follow its own."""
+    from pellucid.reports import write_page
+
+    write_page(path, f"Audit of {report.target}", [*_verdicts(report), *extra], subtitle=_outcome(report))
+
+
+def run_page(
+    path: str | Path,
+    run_folder: str | Path,
+    report: AuditReport | None = None,
+    extra: Sequence[Section] = (),
+    *,
+    sample: bool = True,
+) -> None:
+    """Write the page of a training run: ``extra``, curves, the verdicts of ``report``, a sample text, circumstances.
+
+    The ``sample`` is held-out text, shown with what the last checkpoint attends to and what moves it.
+    """
+    from pellucid.reports import write_page
+    from pellucid.training.runs import read_run
+
+    run = read_run(run_folder)
+    sections: list[Section] = [("The run", [_facts(run)]), *extra, ("Curves", curves(run.run / "metrics.jsonl"))]
+    if report is not None:
+        sections += _verdicts(report)
+    if sample:
+        sections += _sample(run.run)
+    sections.append(("Circumstances", _circumstances(run)))
+    subtitle = _outcome(report) if report is not None else f"{run.state}, {run.steps:,} steps, {run.tokens:,} tokens"
+    write_page(path, f"Training run {run.run.resolve().name}", sections, subtitle=subtitle)
+
+
+def refresh_run_page(result: TrainResult) -> None:
+    """Write the page of a run that has just ended; what goes wrong is one line and no failure of the run."""
+    path = result.run / NAME
+    if not result.interrupted and _is_newer(path, result.run / "metrics.jsonl"):
+        return  # nothing was trained since, and the page may tell more than this one would
+    write_or_warn(path, result.run, sample=not result.interrupted)
+
+
+def write_or_warn(path: Path, run_folder: Path, *arguments: Any, **options: Any) -> None:
+    """:func:`run_page`, of which a failure is one line on standard error."""
+    try:
+        run_page(path, run_folder, *arguments, **options)
+    except Exception as error:  # noqa: BLE001 (a page is worth no run)
+        said = " ".join(str(error).split()) or type(error).__name__
+        typer.echo(common.printable(f"warning: no page at {path}: {said[:300]}"), err=True)
+    else:
+        typer.echo(f"{path} shows the run", err=True)
+
+
+def _is_newer(path: Path, than: Path) -> bool:
+    try:
+        return path.stat().st_mtime >= than.stat().st_mtime
+    except OSError:
+        return False
+
+
+# ------------------------------------------------------------------------------------------------ an audit
+
+
+def _outcome(report: AuditReport) -> str:
+    failed = [name for name, status in report.verdicts.items() if status in ("leak", "error")]
+    if failed:
+        return f"The audit failed: {', '.join(failed)}."
+    if not report.passed:
+        return "The audit showed nothing: no check could be asked."
+    return f"The audit passed: {len(report.verdicts)} checks in {report.seconds:.1f} s, and none found a leak."
+
+
+def _verdicts(report: AuditReport) -> list[Section]:
+    """What each check said, every case of every check, and the flows that were measured."""
+    from pellucid.records import Table
+
+    cases = Table(
+        "Every case",
+        ("check", "verdict", "case", "where", "what was seen", "size", "decided"),
+        tuple(
+            (f.check, f.status, f.case, str(f.where) if f.where else "", f.message, f.size, f.decided)
+            for f in report.findings
+        ),
+    )
+    sections: list[Section] = [("Verdicts", [report.table(), cases])]
+    return [*sections, ("Who sees whom", report.flows)] if report.flows else sections
+
+
+# ------------------------------------------------------------------------------------------------ a run
+
+
+def _facts(run: Any) -> Table:
+    from pellucid.records import Table
+
+    facts: dict[str, Cell] = {
+        "state": run.state if run.problem is None else f"{run.state}: {run.problem}",
+        "steps": run.steps,
+        "tokens learnt from": run.tokens,
+        "parameters": run.parameters,
+        "training loss of the last step (nats a token)": run.loss,
+        "bits per byte of all held-out text": run.final,
+        "best bits per byte on the way": run.best,
+        "tokens per second": None if run.tokens_per_second is None else round(run.tokens_per_second),
+        "begun": run.began,
+        "precision": run.precision,
+    }
+    return Table("", ("", "value"), tuple((name, value) for name, value in facts.items() if value is not None))
+
+
+def curves(metrics: Path) -> list[Curves]:
+    """The series in a ``metrics.jsonl``; a line that lacks a number is a gap."""
+    from pellucid.records import Curve, Curves
+    from pellucid.training.monitors import Metrics
+
+    lines = list(Metrics(metrics).records())
+    steps = [line for line in lines if line["kind"] == "step"]
+    heldout = [line for line in lines if line["kind"] == "validation" and not line.get("final")]
+    final = [line for line in lines if line["kind"] == "validation" and line.get("final")]
+
+    def curve(name: str, lines: list[dict[str, Any]], key: str) -> Curve:
+        return Curve(name, tuple(_real(line["step"]) for line in lines), tuple(_real(line.get(key)) for line in lines))
+
+    def both(key: str) -> tuple[Curve, Curve]:
+        return curve("held out, sample", heldout, key), curve("all held out", final, key)
+
+    speed = tuple(_real(line.get("count")) / (_real(line.get("seconds")) or float("nan")) for line in steps)
+    loss = curve("training", steps, "loss")
+    drawn = [
+        Curves("Loss", (loss, *both("nats_per_token")), y_label="nats a token"),
+        Curves("Bits per byte", both("bits_per_byte")),
+        Curves("Learning rate", (curve("rate", steps, "rate"),)),
+        Curves("Gradient norm, before clipping", (curve("norm", steps, "grad_norm"),), log=True),
+        Curves("Speed", (Curve("tokens per second", loss.x, speed),)),
+    ]
+    filled = [replace(record, curves=tuple(one for one in record.curves if one.x)) for record in drawn]
+    return [record for record in filled if any(len(one.x) > 1 for one in record.curves)]
+
+
+def _real(value: object) -> float:
+    """A number out of somebody's file; NaN for anything else."""
+    try:
+        return float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else float("nan")
+    except (ValueError, OverflowError):
+        return float("nan")
+
+
+def _sample(run: Path) -> list[Section]:
+    """Held-out text through the last checkpoint, and who sees whom in it."""
+    from pellucid.checkpoints import load
+    from pellucid.cli.sample import heldout_text, token_view
+    from pellucid.records import Flow
+    from pellucid.training.config import TrainConfig
+    from pellucid.training.run_folder import RunFolder
+
+    last = RunFolder(run).pointed("last")
+    if last is None:
+        return []
+    checkpoint = load(last)
+    view = token_view(checkpoint, heldout_text(TrainConfig.from_file(run / "config.yaml")))
+    flow = Flow("All its tokens at once", view.may_see, view.moved, view.tokens, view.tokens, view.note)
+    return [("A sample text", [view]), ("Who sees whom in the sample text", [flow])]
+
+
+def _circumstances(run: Any) -> list[Table]:
+    from pellucid.records import Table
+    from pellucid.training.run_folder import RunFolder
+
+    environment = RunFolder(run.run).environment()
+    environment.pop("sessions", None)
+    return [
+        Table(title, ("key", "value"), tuple(_flat(mapping).items()))
+        for title, mapping in (("Configuration", run.config), ("Environment", environment))
+        if mapping
+    ]
+
+
+def _flat(value: Any, name: str = "") -> dict[str, Any]:
+    """``{"a": {"b": 1}}`` as ``{"a.b": "1"}``."""
+    if not isinstance(value, dict) or (name and not value):
+        return {name: value if isinstance(value, int | float) else str(value)[:1000]}
+    inside = (_flat(part, f"{name}.{key}" if name else str(key)) for key, part in value.items())
+    return {key: part for parts in inside for key, part in parts.items()}

@@ -1,0 +1,57 @@
+"""A model with more or fewer tokens, made from one that is there."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from pellucid.errors import InputError
+from pellucid.models.decoder import Decoder
+
+SPREAD = 0.01
+"""How far new rows are from the mean of the old ones, in standard deviations of each feature."""
+
+
+@torch.no_grad()
+def resized(model: Decoder, vocab_size: int, *, seed: int = 0) -> Decoder:
+    """A new model of ``vocab_size`` tokens, otherwise as ``model`` is; ``model`` stays as it is.
+
+    Rows of ids that both have are the same bits, so that their logits are what they were; what is tied stays tied. A
+    new row of the table or of a head of its own is the mean of the old rows, plus a hundredth of their spread drawn
+    from ``seed``: a new id begins as an average one, and no two of them alike. Its bias is the mean of the old ones.
+    """
+    if not isinstance(model, Decoder):
+        raise InputError(f"resized takes a Decoder, not a {type(model).__name__}; build or load one")
+    config = model.config.model_copy(update={"vocab_size": vocab_size})
+    tied = model.lm_head.weight is model.embed_tokens.weight
+    generator = torch.Generator().manual_seed(seed)
+    new = copy.deepcopy(model)
+    new.config = config
+    new.embed_tokens.num_embeddings = new.lm_head.out_features = config.vocab_size
+    new.embed_tokens.weight = _parameter(model.embed_tokens.weight, config.vocab_size, generator)
+    new.lm_head.weight = (
+        new.embed_tokens.weight if tied else _parameter(model.lm_head.weight, config.vocab_size, generator)
+    )
+    if model.lm_head.bias is not None:
+        new.lm_head.bias = _parameter(model.lm_head.bias, config.vocab_size, None)
+    return new
+
+
+def _parameter(old: Tensor, size: int, generator: torch.Generator | None) -> nn.Parameter:
+    """The first ``size`` rows of ``old``, and new ones where it has fewer."""
+    rows = old[:size].clone()
+    if size > len(old):
+        rows = torch.cat([rows, _new_rows(old, size - len(old), generator).to(old)])
+    return nn.Parameter(rows, requires_grad=old.requires_grad)
+
+
+def _new_rows(old: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
+    """The mean of the rows of ``old``; with a ``generator`` each a little aside of it."""
+    mean = old.mean(0, keepdim=True, dtype=torch.float64).expand(count, *old.shape[1:])
+    if generator is None:
+        return mean
+    spread = old.double().std(0, correction=0)
+    dice = torch.randn(mean.shape, generator=generator, dtype=torch.float64)
+    return mean + SPREAD * spread * dice.to(old.device)

@@ -1,0 +1,132 @@
+"""A feed-forward half of many experts, of which each token uses a few.
+
+Letters here: C real tokens, J experts a token goes to.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from pellucid.errors import ShapeError
+from pellucid.nn.moe.experts import Experts
+from pellucid.nn.moe.router import Router
+from pellucid.nn.moe.routing import Routing, RoutingSums, RoutingTally
+from pellucid.shapes import Float, Int, Tensor
+from pellucid.visibility import Coordinates
+
+
+class MoE(nn.Module):
+    """Each real token through its ``top_k`` experts (Shazeer et al. 2017 eq. 1); padding is not routed and gives 0.
+
+    Without a ``capacity`` nothing is ever dropped: what a token gets depends on no other token. With one, an expert
+    takes at most that many tokens *in one call*, all rows together: earlier slots first, then lower rows, whatever
+    the rank at which a token chose the expert. So earlier tokens never lose to later ones, but batch mates matter,
+    and a sequence run in pieces may keep what one run drops. A token that is dropped gets exactly 0 from that expert.
+
+    Raises:
+        ShapeError: router and experts that do not fit, or a capacity below 0.
+    """
+
+    routes = True
+    """Blocks hand on where the tokens are, and the tally for the sums."""
+
+    def __init__(self, *, router: Router, experts: Experts, capacity: int | None = None) -> None:
+        super().__init__()
+        if router.experts != len(experts.down_proj):
+            raise ShapeError(
+                f"the router chooses among {router.experts} experts, but there are {len(experts.down_proj)}; "
+                "make the numbers agree"
+            )
+        if capacity is not None and capacity < 0:
+            raise ShapeError(f"capacity is {capacity}, but must be 0 or more; leave it out to drop nothing")
+        self.router = router
+        self.experts = experts
+        self.capacity = capacity
+
+    def forward(
+        self, x_BTD: Float[Tensor, "B T D"], places: Coordinates | None = None, tally: RoutingTally | None = None
+    ) -> Float[Tensor, "B T D"]:
+        """``places`` say which slots hold tokens (None: all); a ``tally`` is left the sums of this call."""
+        tokens_C = self._tokens(x_BTD, places)
+        flat_XD = x_BTD.flatten(0, 1)
+        x_CD = flat_XD if tokens_C is None else flat_XD[tokens_C]
+        routing = self.router(x_CD)
+        if tally is not None:
+            tally.sums = self.sums(routing)
+        y_CD = self._mixed(x_CD, routing)
+        y_XD = y_CD if tokens_C is None else torch.zeros_like(flat_XD).index_copy(0, tokens_C, y_CD)
+        return y_XD.view_as(x_BTD)
+
+    def route(self, x_BTD: Float[Tensor, "B T D"], places: Coordinates | None = None) -> Routing:
+        """Where each real token would go; row by row without a capacity, slot by slot with one."""
+        tokens_C = self._tokens(x_BTD, places)
+        flat_XD = x_BTD.flatten(0, 1)
+        return self.router(flat_XD if tokens_C is None else flat_XD[tokens_C])
+
+    def sums(self, routing: Routing) -> RoutingSums:
+        """How evenly ``routing`` spreads its tokens."""
+        tokens_E = torch.bincount(routing.experts.flatten(), minlength=self.router.experts)
+        return RoutingSums(
+            tokens_E,
+            tokens_E.clamp(max=self.capacity) if self.capacity is not None else tokens_E,
+            self.router.probabilities(routing.logits).sum(0),
+            tokens_E.new_tensor(len(routing.logits)),
+        )
+
+    def _mixed(self, x_CD: Tensor, routing: Routing) -> Tensor:
+        return self.experts(x_CD, routing, self.capacity)
+
+    def _tokens(self, x_BTD: Tensor, places: Coordinates | None) -> Int[Tensor, "C"] | None:
+        """Flat slots of the real tokens in the order in which they claim places; None: all of them as they lie."""
+        if places is not None and places.shape != x_BTD.shape[:2]:
+            raise ShapeError(
+                f"the coordinates are {places.shape}, but the tensor has {tuple(x_BTD.shape[:2])}; give those of its "
+                "own tokens"
+            )
+        if self.capacity is None and (places is None or _unpadded(places)):
+            return None
+        if places is None:
+            return by_slot(x_BTD.new_ones(x_BTD.shape[:2], dtype=torch.bool))
+        return places.once("tokens by slot", lambda: by_slot(places.real))
+
+    def extra_repr(self) -> str:
+        return "dropless" if self.capacity is None else f"capacity={self.capacity}"
+
+
+class SharedMoE(MoE):
+    """``experts(x) + shared(x)``: some weights are for every real token (Dai et al. 2024 §3.2).
+
+    ``shared`` is any feed-forward part: as it is (DeepSeek), or in a :class:`GatedShared` (Qwen2-MoE). Dropped
+    tokens keep it.
+    """
+
+    def __init__(self, *, router: Router, experts: Experts, shared: nn.Module, capacity: int | None = None) -> None:
+        super().__init__(router=router, experts=experts, capacity=capacity)
+        self.shared = shared
+
+    def _mixed(self, x_CD: Tensor, routing: Routing) -> Tensor:
+        return super()._mixed(x_CD, routing) + self.shared(x_CD)
+
+
+class GatedShared(nn.Module):
+    """``σ(w · x) · ffn(x)``: a shared expert that each token opens as far as it needs (Qwen2-MoE)."""
+
+    def __init__(self, size: int, ffn: nn.Module) -> None:
+        super().__init__()
+        self.gate = nn.Linear(size, 1, bias=False)
+        self.ffn = ffn
+
+    def forward(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
+        return self.gate(x).sigmoid() * self.ffn(x)
+
+
+def by_slot(real_BT: Tensor) -> Int[Tensor, "C"]:
+    """Flat indices of what is real, earlier slots first, then lower rows."""
+    slot_C, row_C = real_BT.T.nonzero(as_tuple=True)
+    return row_C * real_BT.shape[1] + slot_C
+
+
+def _unpadded(places: Coordinates) -> bool:
+    rows, slots = places.shape
+    return places.layout is not None and places.layout.tokens == rows * slots

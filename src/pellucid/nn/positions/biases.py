@@ -1,0 +1,150 @@
+"""Position biases: what is added to attention scores, as a function of where query and key are.
+
+Each is called with the coordinates of queries and keys and gives ``[B or 1, N, T, S]``: 1 where the host knows that
+all rows have the same positions. Nothing here knows about visibility; hidden scores are selected away by the rule.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from torch import nn
+
+from pellucid.errors import InputError, ShapeError
+from pellucid.shapes import Float, Int, Tensor
+from pellucid.visibility import Coordinates
+
+
+class RelativeBias(nn.Embedding):
+    """One learned number a head for each bucket of distances (T5; Raffel et al. 2020 §2.1, mesh_tensorflow's code).
+
+    Half of the buckets hold one distance each; the others grow with its logarithm up to ``max_distance``, from where
+    on all share the last. ``causal=True``: all buckets look back, and keys ahead share the bucket of distance 0.
+    ``causal=False``: the second half of the buckets is for keys ahead. ``weight`` is ``[buckets, heads]``.
+
+    The buckets are made once for a pair of coordinates; the bias is part of the graph and kept nowhere. Layers that
+    share a table share the *result*: call this once a forward and hand it to each ``attend(…, bias=bias)``.
+    """
+
+    def __init__(self, heads: int, *, causal: bool, buckets: int = 32, max_distance: int = 128) -> None:
+        one_way = buckets if causal else buckets // 2
+        if one_way < 2 or (not causal and buckets % 2):
+            need = "2 or more" if causal else "an even number of 4 or more"
+            raise ShapeError(f"buckets is {buckets}, but {'causal' if causal else 'two-way'} biases need {need}")
+        if max_distance <= one_way // 2:
+            raise ShapeError(
+                f"max_distance is {max_distance}, but the first {one_way // 2} distances have buckets of their own; "
+                f"make it above {one_way // 2}"
+            )
+        super().__init__(buckets, heads)
+        self.causal = causal
+        self.max_distance = max_distance
+        self.single = one_way // 2
+        self.bounds = _bounds(self.single, one_way - self.single, max_distance)
+
+    def forward(  # type: ignore[override]
+        self, queries: Coordinates, keys: Coordinates, dtype: torch.dtype | None = None
+    ) -> Float[Tensor, "b N T S"]:
+        """The bias of each head for each pair, in ``dtype`` (the table's own if left out)."""
+        bias_bTSN = super().forward(self.buckets(queries, keys))
+        return bias_bTSN.permute(0, 3, 1, 2).to(self.weight.dtype if dtype is None else dtype)
+
+    def buckets(self, queries: Coordinates, keys: Coordinates) -> Int[Tensor, "b T S"]:
+        """The row of the table that each pair reads."""
+        key = ("buckets", self.causal, self.num_embeddings, self.max_distance)
+        return _once(queries, keys, key, lambda: self._bucket(_distances(queries, keys)))
+
+    def _bucket(self, ahead_bTS: Tensor) -> Tensor:
+        distance = (-ahead_bTS).clamp(min=0) if self.causal else ahead_bTS.abs()
+        bounds = torch.tensor(self.bounds, dtype=distance.dtype, device=distance.device)
+        grown = self.single + torch.bucketize(distance, bounds, right=True)
+        bucket = torch.where(distance < self.single, distance, grown)
+        if not self.causal:
+            bucket = bucket + (ahead_bTS > 0) * (self.num_embeddings // 2)
+        return bucket.int()
+
+    def extra_repr(self) -> str:
+        return (
+            f"heads={self.embedding_dim}, causal={self.causal}, buckets={self.num_embeddings}, "
+            f"max_distance={self.max_distance}"
+        )
+
+
+def _bounds(single: int, grown: int, max_distance: int) -> tuple[int, ...]:
+    """The first distance of each grown bucket but the first, in whole numbers, so that no rounding moves one.
+
+    Bucket ``single + k`` begins at the smallest n with ``log(n / single) / log(max / single) · grown >= k``.
+    """
+
+    def reaches(n: int, k: int) -> bool:
+        return n**grown * single**k >= max_distance**k * single**grown
+
+    candidates = range(single, max_distance + 1)
+    return tuple(single + bisect_left(candidates, True, key=lambda n: reaches(n, k)) for k in range(1, grown))
+
+
+class Alibi(nn.Module):
+    """``−slope · |i − j|`` for query i and key j, one fixed slope a head (ALiBi; Press et al. 2022 §3).
+
+    Among the keys that a causal query sees this is the paper's ``slope · (j − i)``; without causality it is the same
+    on both sides. For n a power of two the slopes are ``2 ** (−max_exponent · h / n)``, h = 1 … n; for other n those of
+    the power below, followed by every second one of the power above (the paper's code, ``get_slopes``). They are not
+    trained.
+    """
+
+    def __init__(self, heads: int, *, max_exponent: float = 8.0) -> None:
+        super().__init__()
+        if heads < 1:
+            raise ShapeError(f"heads is {heads}, but a slope is for one head or more")
+        if not max_exponent > 0:
+            raise InputError(f"max_exponent is {max_exponent}, but must be above 0; the paper's is 8")
+        self.heads = heads
+        self.max_exponent = max_exponent
+        self.slopes = _slopes(heads, max_exponent)
+
+    def forward(
+        self, queries: Coordinates, keys: Coordinates, dtype: torch.dtype | None = None
+    ) -> Float[Tensor, "b N T S"]:
+        """The bias of each head for each pair, in ``dtype`` (float32 if left out); made once for both coordinates."""
+        chosen = torch.float32 if dtype is None else dtype
+        return _once(
+            queries, keys, ("alibi", self.slopes, chosen), lambda: self._bias(_distances(queries, keys), chosen)
+        )
+
+    def _bias(self, ahead_bTS: Tensor, dtype: torch.dtype) -> Tensor:
+        exact = torch.float64 if dtype == torch.float64 else torch.float32
+        slopes_N11 = torch.tensor(self.slopes, dtype=exact, device=ahead_bTS.device)[:, None, None]
+        return (slopes_N11 * (-ahead_bTS.abs())[:, None].to(exact)).to(dtype)
+
+    def extra_repr(self) -> str:
+        return f"heads={self.heads}, max_exponent={self.max_exponent}"
+
+
+def _slopes(heads: int, most: float) -> tuple[float, ...]:
+    power = 1 << (heads.bit_length() - 1)
+    slopes = [2.0 ** (-most * h / power) for h in range(1, power + 1)]
+    between = [2.0 ** (-most * h / (2 * power)) for h in range(1, 2 * power + 1, 2)]
+    return tuple(slopes + between[: heads - power])
+
+
+def _distances(queries: Coordinates, keys: Coordinates) -> Int[Tensor, "b T S"]:
+    """How far ahead of the query each key is (negative: behind), from positions."""
+    if queries.shape[0] != keys.shape[0]:
+        raise ShapeError(f"queries have {queries.shape[0]} rows and keys {keys.shape[0]}; give both for the same rows")
+    rows = slice(0, 1) if _alike(queries) and _alike(keys) else slice(None)
+    return keys.positions[rows, None, :] - queries.positions[rows, :, None]
+
+
+def _alike(coordinates: Coordinates) -> bool:
+    """Whether the host knows that all rows have the same positions."""
+    layout = coordinates.layout
+    return layout is not None and layout.kind == "full" and len({run.first for run in layout.runs}) == 1
+
+
+def _once(queries: Coordinates, keys: Coordinates, name: Hashable, make: Callable[[], Tensor]) -> Any:
+    # the keys are kept beside the result, so that their id means them as long as it is a key here
+    result, _ = queries.once((name, id(keys)), lambda: (make(), None if keys is queries else keys))
+    return result

@@ -1,0 +1,291 @@
+"""How rotary frequencies are stretched, so that a model reads text longer than it was trained on.
+
+Each kind is a frozen value with three faces: ``frequencies`` (radians a position, float64), ``multiplier`` (what
+cosines and sines are multiplied by), and ``crosses`` (whether a document that grows from one length to another
+changes its frequencies, so that keys turned before must not be mixed with queries turned after).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from pellucid.errors import InputError, ShapeError
+from pellucid.nn.positions.angles import document_lengths, frequencies
+from pellucid.shapes import Float, Tensor
+from pellucid.visibility import Coordinates
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Nothing is stretched; the others derive from this."""
+
+    def check(self, size: int, base: float) -> None:
+        """Raises ShapeError or InputError where this cannot be used for ``size`` features turned from ``base``."""
+
+    def frequencies(self, size: int, base: float, coordinates: Coordinates) -> Float[Tensor, "*BT pairs"]:
+        """Radians a position for each pair: one list for all slots (``[pairs]``) or one each (``[B, T, pairs]``)."""
+        return frequencies(size, base, coordinates.positions.device)
+
+    def multiplier(self, coordinates: Coordinates) -> float | Float[Tensor, "B T 1"]:
+        """What cosines and sines are multiplied by."""
+        return 1.0
+
+    def crosses(self, before: int, after: int) -> bool:
+        """Whether documents of these two lengths (in tokens) are turned by different angles.
+
+        Ask before a cache goes on from ``before`` tokens to ``after``, or is cropped to ``after``: where this is true
+        the keys it holds are wrong, and the document has to be run again. Nothing is held at 0 tokens.
+        """
+        return before > 0 and after > 0 and self.table(before) != self.table(after)
+
+    def table(self, length: int) -> int:
+        """A number that two lengths share exactly if their documents are turned by the same angles."""
+        return 0
+
+    @property
+    def by_length(self) -> bool:
+        """Whether the angles depend on how long a document is."""
+        return type(self).table is not Scaling.table
+
+
+@dataclass(frozen=True)
+class Linear(Scaling):
+    """Positions divided by ``factor`` (position interpolation; Chen et al. 2023 §2.3)."""
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        _need_positive("factor", self.factor)
+
+    def frequencies(self, size: int, base: float, coordinates: Coordinates) -> Float[Tensor, "pairs"]:
+        return frequencies(size, base, coordinates.positions.device) / self.factor
+
+
+@dataclass(frozen=True)
+class Proportional(Scaling):
+    """Only the first ``share`` of all pairs turn, each as if all did; the others keep frequency 0 (Gemma 4).
+
+    Unlike a partial :class:`~pellucid.nn.positions.Rotary`, partners are those of the whole head, and so are exponents.
+    """
+
+    share: float
+    factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        _need_positive("factor", self.factor)
+        if not 0 < self.share <= 1:
+            raise InputError(f"share is {self.share}, but a part above 0 and up to 1 of the pairs can turn")
+
+    def check(self, size: int, base: float) -> None:
+        if not self._turning(size):
+            raise ShapeError(f"share is {self.share}, but of {size // 2} pairs none would turn; make it larger")
+
+    def frequencies(self, size: int, base: float, coordinates: Coordinates) -> Float[Tensor, "pairs"]:
+        every = frequencies(size, base, coordinates.positions.device)
+        turning = torch.arange(len(every), device=every.device) < self._turning(size)
+        return torch.where(turning, every / self.factor, 0.0)
+
+    def _turning(self, size: int) -> int:
+        return int(self.share * size // 2)
+
+
+@dataclass(frozen=True)
+class DynamicNTK(Scaling):
+    """A base that grows with the document past ``original_length``: slow pairs stretch most, the fastest not at all.
+
+    ``base · (factor · length / original − (factor − 1)) ** (size / (size − 2))`` (bloc97 and emozilla 2023, described
+    in Peng et al. 2023 §3.3). The base changes with every token past the original length, so a cache ends there.
+    """
+
+    factor: float
+    original_length: int
+
+    def __post_init__(self) -> None:
+        _need_positive("factor", self.factor)
+        _need_length(self.original_length)
+
+    def check(self, size: int, base: float) -> None:
+        if size < 4:
+            raise ShapeError(f"dynamic NTK divides by size - 2, but {size} features are turned; turn 4 or more")
+
+    def frequencies(self, size: int, base: float, coordinates: Coordinates) -> Float[Tensor, "B T pairs"]:
+        lengths_BT1 = document_lengths(coordinates)[:, :, None].clamp(min=self.original_length).double()
+        growth_BT1 = self.factor * lengths_BT1 / self.original_length - (self.factor - 1)
+        # base ** (-2i / size) with the grown base, by powers of each factor
+        shares = 2 * torch.arange((size + 1) // 2, dtype=torch.float64, device=lengths_BT1.device) / (size - 2)
+        return frequencies(size, base, lengths_BT1.device) * growth_BT1**-shares
+
+    def table(self, length: int) -> int:
+        return max(length, self.original_length)
+
+
+@dataclass(frozen=True)
+class Llama3(Scaling):
+    """Pairs that turn more than ``high`` times in the original length stay, fewer than ``low``: divided by ``factor``.
+
+    Between the two the change is linear in the number of turns (Llama 3.1's reference code, ``apply_scaling``).
+    """
+
+    factor: float
+    low: float
+    high: float
+    original_length: int
+
+    def __post_init__(self) -> None:
+        _need_positive("factor", self.factor)
+        _need_length(self.original_length)
+        if not 0 < self.low < self.high:
+            raise InputError(f"low is {self.low} and high is {self.high}; low must be above 0 and below high")
+
+    def frequencies(self, size: int, base: float, coordinates: Coordinates) -> Float[Tensor, "pairs"]:
+        plain = frequencies(size, base, coordinates.positions.device)
+        turns = self.original_length * plain / (2 * math.pi)
+        kept = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
+        return plain * (kept + (1 - kept) / self.factor)
+
+
+@dataclass(frozen=True)
+class Yarn(Scaling):
+    """NTK-by-parts with a temperature (YaRN; Peng et al. 2023 §3.2, §3.4).
+
+    Pairs that turn more than ``beta_fast`` times in the original length stay, fewer than ``beta_slow``: divided by
+    ``factor``; between the two the change is linear in the number of the pair, from whole numbers if ``truncate``.
+
+    Cosines and sines are multiplied by ``attention_factor``; left out, by ``m(mscale) / m(mscale_all_dim)`` where both
+    are given (DeepSeek-V2's reference code), else by ``m(1)``, with ``m(s) = 0.1 · s · ln(factor) + 1``.
+    """
+
+    factor: float
+    original_length: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+
+    def __post_init__(self) -> None:
+        _need_positive("factor", self.factor)
+        _need_length(self.original_length)
+        if not 0 < self.beta_slow < self.beta_fast:
+            raise InputError(
+                f"beta_slow is {self.beta_slow} and beta_fast {self.beta_fast}; make beta_slow the smaller, above 0"
+            )
+        if self.attention_factor is None and (self.mscale is None) != (self.mscale_all_dim is None):
+            raise InputError(
+                f"mscale is {self.mscale} and mscale_all_dim is {self.mscale_all_dim}; give both, or neither, or an "
+                "attention_factor"
+            )
+
+    def check(self, size: int, base: float) -> None:
+        if base <= 1:
+            raise InputError(f"YaRN needs a base above 1, but the base is {base}")
+
+    def frequencies(self, size: int, base: float, coordinates: Coordinates) -> Float[Tensor, "pairs"]:
+        plain = frequencies(size, base, coordinates.positions.device)
+        low, high = self._ramp(size, base)
+        pairs = torch.arange(len(plain), dtype=torch.float64, device=plain.device)
+        stretched = ((pairs - low) / (high - low)).clamp(0, 1)
+        return plain * (1 - stretched + stretched / self.factor)
+
+    def multiplier(self, coordinates: Coordinates) -> float:
+        if self.attention_factor is not None:
+            return self.attention_factor
+        if self.mscale is None or self.mscale_all_dim is None:
+            return self._m(1.0)
+        return self._m(self.mscale) / self._m(self.mscale_all_dim)
+
+    @property
+    def score_multiplier(self) -> float:
+        """What DeepSeek's latent attention multiplies its softmax scale by: ``m(mscale_all_dim) ** 2``, or 1."""
+        return 1.0 if self.mscale_all_dim is None else self._m(self.mscale_all_dim) ** 2
+
+    def _m(self, mscale: float) -> float:
+        return 0.1 * mscale * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
+
+    def _ramp(self, size: int, base: float) -> tuple[float, float]:
+        """The numbers of the pairs that turn ``beta_fast`` and ``beta_slow`` times in the original length."""
+
+        def pair(turns: float) -> float:
+            return size * math.log(self.original_length / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+        low, high = pair(self.beta_fast), pair(self.beta_slow)
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, size - 1)
+        return low, high + 0.001 if low == high else high
+
+
+@dataclass(frozen=True)
+class LongRope(Scaling):
+    """One divisor a pair, from ``short`` up to the original length and from ``long`` past it (Ding et al. 2024 §3.2).
+
+    The table is chosen by the length of each document, not by the room in a cache. Cosines and sines are multiplied
+    by ``attention_factor``: a number, or one for each table ``(short, long)``; left out, it is
+    ``sqrt(1 + ln(factor) / ln(original_length))``, where ``factor`` says how many times longer text may be.
+    """
+
+    short: Sequence[float]
+    long: Sequence[float]
+    original_length: int
+    attention_factor: float | tuple[float, float] | None = None
+    factor: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "short", tuple(map(float, self.short)))
+        object.__setattr__(self, "long", tuple(map(float, self.long)))
+        if isinstance(self.attention_factor, list):
+            object.__setattr__(self, "attention_factor", tuple(self.attention_factor))
+        _need_length(self.original_length)
+        for divisor in (*self.short, *self.long):
+            _need_positive("a divisor of short or long", divisor)
+        if self.attention_factor is None and (self.factor is None or self.original_length < 2):
+            raise InputError(
+                f"attention_factor is None, factor {self.factor} and original_length {self.original_length}; give "
+                "attention_factor, or factor and an original_length above 1"
+            )
+
+    def check(self, size: int, base: float) -> None:
+        if not len(self.short) == len(self.long) == size // 2:
+            raise ShapeError(
+                f"LongRope has {len(self.short)} short and {len(self.long)} long divisors, but {size} turned features "
+                f"are {size // 2} pairs; give one divisor a pair"
+            )
+
+    def frequencies(self, size: int, base: float, coordinates: Coordinates) -> Float[Tensor, "B T pairs"]:
+        device = coordinates.positions.device
+        plain = frequencies(size, base, device)
+        short, long = (torch.tensor(x, dtype=torch.float64, device=device) for x in (self.short, self.long))
+        return torch.where(self._is_long(coordinates), plain / long, plain / short)
+
+    def multiplier(self, coordinates: Coordinates) -> float | Float[Tensor, "B T 1"]:
+        match self.attention_factor:
+            case None:
+                assert self.factor is not None
+                stretch = max(self.factor, 1.0)
+                return math.sqrt(1 + math.log(stretch) / math.log(self.original_length))
+            case (short, long):
+                is_long = self._is_long(coordinates)
+                return torch.where(is_long, float(long), float(short)).double()
+            case number:
+                return float(number)
+
+    def table(self, length: int) -> int:
+        return int(length > self.original_length)
+
+    def _is_long(self, coordinates: Coordinates) -> Tensor:
+        return document_lengths(coordinates)[:, :, None] > self.original_length
+
+
+def _need_positive(name: str, value: float) -> None:
+    if not (value > 0 and math.isfinite(value)):
+        raise InputError(f"{name} is {value}, but a finite number above 0 is needed")
+
+
+def _need_length(value: int) -> None:
+    if value < 1:
+        raise InputError(f"original_length is {value}, but a model was trained on at least 1 token")

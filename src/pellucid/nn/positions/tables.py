@@ -1,0 +1,142 @@
+"""Position and type vectors that are added to the stream on entry."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import nn
+
+from pellucid.errors import InputError, LengthError, ShapeError
+from pellucid.nn.positions.angles import frequencies, host_layout
+from pellucid.shapes import Float, Int, Tensor
+from pellucid.visibility import Coordinates
+
+
+class LearnedPositions(nn.Module):
+    """A table of position vectors, added on entry. Past its end there is an error, never a clamp.
+
+    ``length`` positions can be used. The table has ``offset`` rows more in front of them, which no position reads
+    (2 in BART's and OPT's checkpoints, the padding id plus one in RoBERTa's).
+    """
+
+    def __init__(self, length: int, size: int, *, offset: int = 0) -> None:
+        super().__init__()
+        if offset < 0:
+            raise ShapeError(f"offset is {offset}, but a table can have 0 or more rows in front of its {length}")
+        self.length = length
+        self.offset = offset
+        self.weight = nn.Parameter(torch.empty(length + offset, size))
+
+    def forward(self, x_BTD: Float[Tensor, "B T D"], coordinates: Coordinates) -> Float[Tensor, "B T D"]:
+        """``x`` plus the vectors of its positions.
+
+        Raises:
+            LengthError: a real token's position is not in the table.
+        """
+        first, last = _range(coordinates)
+        if last >= self.length:
+            raise LengthError(
+                f"position {last} is past the table of {self.length} learned positions; "
+                f"shorten the sequence to {self.length} tokens"
+            )
+        if first < 0:
+            raise LengthError(f"position {first} is before the first of {self.length} learned positions; count from 0")
+        real_positions = torch.where(coordinates.real, coordinates.positions, 0)
+        return x_BTD + nn.functional.embedding(real_positions + self.offset, self.weight).to(x_BTD.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.length}, {self.weight.shape[1]}, offset={self.offset}"
+
+
+def _range(coordinates: Coordinates) -> tuple[int, int]:
+    """The first and last position of real tokens; (0, -1) for none."""
+    layout = host_layout(coordinates)
+    if layout is None:
+        return 0, -1
+    return min((run.first for run in layout.runs), default=0), layout.max_position
+
+
+class SinusoidalPositions(nn.Module):
+    """Fixed sines and cosines, added on entry (Vaswani et al. 2017 §3.5); any length, any size, odd ones too.
+
+    ``layout="interleaved"`` puts sine and cosine of a pair side by side (the paper); ``"half"`` puts all sines first
+    (Marian, Pegasus). ``"tensor2tensor"`` is what the paper's own code ran (``get_timing_signal_1d``), and fairseq,
+    M2M-100 and Whisper after it: all sines first, exponents ``i / (pairs − 1)`` so that the slowest pair turns once in
+    ``2π · base`` positions, and a last feature of 0 where the size is odd. ``offset`` is added to each position (2 in
+    M2M-100).
+    """
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        base: float = 10000.0,
+        layout: Literal["interleaved", "half", "tensor2tensor"] = "interleaved",
+        offset: int = 0,
+    ) -> None:
+        super().__init__()
+        self.size = size
+        self.base = base
+        self.layout = layout
+        self.offset = offset
+
+    def table(self, coordinates: Coordinates) -> Float[Tensor, "B T D"]:
+        """The vectors of these positions, in float64."""
+        positions_BT1 = (coordinates.positions + self.offset)[:, :, None]
+        if self.layout == "tensor2tensor":
+            pairs = torch.arange(self.size // 2, dtype=torch.float64, device=positions_BT1.device)
+            angles = positions_BT1 * self.base ** (-pairs / max(len(pairs) - 1, 1))
+            return nn.functional.pad(torch.cat([angles.sin(), angles.cos()], -1), (0, self.size % 2))
+        angles = positions_BT1 * frequencies(self.size, self.base, positions_BT1.device)
+        if self.layout == "half":
+            return torch.cat([angles.sin(), angles[..., : self.size // 2].cos()], -1)
+        return torch.stack([angles.sin(), angles.cos()], -1).flatten(-2)[..., : self.size]
+
+    def forward(self, x_BTD: Float[Tensor, "B T D"], coordinates: Coordinates) -> Float[Tensor, "B T D"]:
+        return x_BTD + self.table(coordinates).to(x_BTD.dtype)
+
+    def extra_repr(self) -> str:
+        return f"size={self.size}, base={self.base}, layout={self.layout!r}, offset={self.offset}"
+
+
+class NoPositions(nn.Module):
+    """Nothing is added: attention alone must tell tokens apart."""
+
+    def forward(self, x_BTD: Float[Tensor, "B T D"], coordinates: Coordinates) -> Float[Tensor, "B T D"]:
+        return x_BTD
+
+
+class SegmentEmbedding(nn.Embedding):
+    """A vector for each *type* of token, added on entry: first or second sentence (Devlin et al. 2019 §3.2).
+
+    Types say what a token is told it belongs to; they hide nothing, unlike the segments of coordinates. A table of
+    ``types`` vectors; ``types_BT`` left out is type 0 everywhere.
+    """
+
+    def __init__(self, types: int, size: int) -> None:
+        super().__init__(types, size)
+
+    def forward(  # type: ignore[override]
+        self, x_BTD: Float[Tensor, "B T D"], types_BT: Int[Tensor, "B T"] | None, coordinates: Coordinates
+    ) -> Float[Tensor, "B T D"]:
+        """``x`` plus the vectors of its types; the types of padding are not looked at.
+
+        Raises:
+            ShapeError: not one type a slot.
+            InputError: a type outside the table (seen on a CPU, where looking costs nothing).
+        """
+        if types_BT is None:
+            return x_BTD + self.weight[0].to(x_BTD.dtype)
+        if types_BT.shape != coordinates.shape:
+            raise ShapeError(f"token types have shape {tuple(types_BT.shape)}, but the tokens {coordinates.shape}")
+        real_types = torch.where(coordinates.real, types_BT, 0)
+        if real_types.device.type == "cpu" and real_types.numel() and not torch.compiler.is_compiling():
+            low, high = (int(x) for x in real_types.aminmax())
+            if low < 0 or high >= self.num_embeddings:
+                wrong = low if low < 0 else high
+                raise InputError(
+                    f"token type {wrong} is outside the table of {self.num_embeddings} types; "
+                    f"use 0 to {self.num_embeddings - 1}"
+                )
+        return x_BTD + super().forward(real_types).to(x_BTD.dtype)

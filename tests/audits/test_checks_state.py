@@ -1,0 +1,291 @@
+"""What the checks of modes, dropout, determinism and traces can tell apart."""
+
+import collections
+import functools
+import random
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from pellucid.audits import TokensProbe, Toy, audit, twins
+from pellucid.audits.method.bench import Run
+from pellucid.audits.method.copies import NoDropout, copied, probabilities, set_dropout
+from pellucid.audits.method.held import changed, held_by, hooks_of
+from pellucid.audits.method.world import put_back, random_states, switches
+from pellucid.audits.twins.lm import Lm
+from pellucid.audits.twins.modes import Recurrent
+from pellucid.errors import UnsupportedError
+
+pytestmark = pytest.mark.usefixtures("our_checks_only")  # the checker of annotations draws random numbers
+
+
+def found(target, check, **how):
+    return {finding.case: finding for finding in audit(target, checks=[check], **how).findings}
+
+
+# ------------------------------------------------------------------------------------------------------ dropout
+
+
+class Config:
+    def __init__(self):
+        self.resid_pdrop, self.hidden_size, self.tie_dropout = 0.1, 16, True
+
+
+class Many(nn.Module):
+    keep_prob = 0.75
+
+    def __init__(self):
+        super().__init__()
+        self.config, self.drop_path = Config(), 0.2
+        self.attention = nn.MultiheadAttention(8, 2, dropout=0.3)
+        self.rnn, self.drop = nn.GRU(8, 8, 2, dropout=0.4), nn.Dropout(0.5)
+
+
+def test_probabilities_are_found_wherever_they_are_and_set():
+    module = Many()
+    held = {place.path: place.drops for place in probabilities(module)}
+    assert held == {
+        "keep_prob": 0.25,
+        "config.resid_pdrop": 0.1,
+        "drop_path": 0.2,
+        "attention.dropout": 0.3,
+        "rnn.dropout": 0.4,
+        "drop.p": 0.5,
+    }
+    assert set_dropout(module, lambda _: 0.0) == 6
+    assert (module.keep_prob, module.config.resid_pdrop, module.attention.dropout, module.drop.p) == (1.0, 0, 0, 0)
+    assert (module.config.hidden_size, module.config.tie_dropout, Many.keep_prob) == (16, True, 0.75)
+    assert all(place.drops == 0 for place in probabilities(module))
+
+
+def test_functional_dropout_gives_its_input_back_inside():
+    x = torch.ones(50)
+    q = torch.randn(1, 2, 4, 8)
+    want = functional.scaled_dot_product_attention(q, q, q, None, 0.0, True)
+    with NoDropout():
+        assert torch.equal(functional.dropout(x, 0.9), x)
+        assert torch.equal(functional.alpha_dropout(x, p=0.9, training=True), x)
+        assert torch.equal(functional.scaled_dot_product_attention(q, q, q, None, 0.9, True), want)
+    assert not torch.equal(functional.dropout(x, 0.9), x)
+
+
+def test_a_copy_is_refused_where_there_is_none():
+    with pytest.raises(UnsupportedError, match="not a module that could be copied"):
+        copied(Run(TokensProbe(lambda tokens: functional.one_hot(tokens, 7).float())))
+
+    class Uncopied(Recurrent):
+        def __deepcopy__(self, memo):
+            raise RuntimeError("no copies\nof this")
+
+    with pytest.raises(UnsupportedError, match=r"it cannot be copied: no copies$"):
+        copied(Run(Uncopied().probe()))
+    assert found(Uncopied(), "dropout")["set to 0"].status == "not_applicable"
+
+
+def test_the_target_keeps_its_probabilities():
+    toy = Toy(dropout=0.3).train()
+    audit(toy, checks=["dropout", "modes", "determinism", "kernels"])
+    assert toy.drop.p == 0.3
+    assert all(part.training for part in toy.modules())
+    assert toy.kernel == "plain"
+    assert not toy.checkpointing
+
+
+def test_no_dropout_at_all_is_not_applicable_in_train_mode():
+    cases = found(Toy(dropout=0.0), "dropout")
+    assert (cases["eval mode"].status, cases["train mode"].status) == ("pass", "not_applicable")
+    assert cases["raised to 0.5"].status == "pass"
+
+
+def test_a_state_is_not_taken_for_dropout():
+    case = found(twins.CarriesItsState(), "dropout")["eval mode"]
+    assert case.status == "not_applicable"
+    assert "see determinism" in case.message
+
+
+# -------------------------------------------------------------------------------------------------------- modes
+
+
+def test_a_model_that_wants_labels_in_train_mode_is_not_accused():
+    class WantsLabels(Recurrent):
+        def forward(self, tokens):
+            if self.training:
+                raise ValueError("labels are needed")
+            return super().forward(tokens)
+
+    case = found(WantsLabels(), "modes")["train, full rows"]
+    assert case.status == "not_applicable"
+    assert "in train mode it raises ValueError: labels are needed" in case.message
+
+
+def test_a_model_without_a_backward_pass_is_not_accused():
+    class InPlace(Recurrent):
+        def forward(self, tokens):
+            self.out.weight.mul_(1.0)
+            return super().forward(tokens)
+
+    report = audit(InPlace(), checks=["modes", "trace"])
+    assert report.verdicts == {"modes": "not_applicable", "trace": "pass"}
+    assert "cannot be asked with gradients on" in report.findings[0].message
+
+
+def test_a_fault_beside_batch_statistics_is_still_a_leak():
+    class Both(twins.NormalisesOverTheBatch):
+        def run(self, x):
+            return super().run(x) * (2 if self.training else 1)
+
+    assert found(Both(), "modes")["train, full rows"].status == "leak"
+
+
+def test_inference_mode_leaves_no_inference_tensor_in_the_target():
+    class Lazy(Recurrent):
+        table_of = None
+
+        def mixed(self, x):
+            if self.table_of is None or len(self.table_of) < x.shape[1]:
+                self.table_of = torch.ones(x.shape[1])
+            return x * self.table_of[: x.shape[1], None].to(x)
+
+    module = Lazy()
+    assert audit(module, checks=["modes"]).passed
+    module(torch.tensor([[1, 2, 3, 4]])).sum().backward()
+
+
+# --------------------------------------------------------------------------------------------------- determinism
+
+
+def test_rounding_that_varies_is_fragile():
+    class Varies(Recurrent):
+        calls = 0
+
+        def mixed(self, x):
+            self.calls += 1
+            return x * (1 + self.calls % 2 * 1e-7)
+
+    assert audit(Varies(), checks=["determinism"]).verdicts == {"determinism": "fragile"}
+
+
+def test_a_longer_request_that_is_refused_is_no_fault():
+    class Short(Recurrent):
+        def forward(self, tokens):
+            if tokens.shape[1] > 24:
+                raise IndexError("too long")
+            return super().forward(tokens)
+
+    assert audit(Short(), checks=["determinism"]).verdicts == {"determinism": "pass"}
+
+
+# --------------------------------------------------------------------------------------------------------- trace
+
+
+class Holder:
+    __slots__ = ("deep",)
+
+    def __init__(self):
+        self.deep = {"list": [1.0, torch.zeros(2)]}
+
+
+class Holds(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.numbers, self.ring = [1, 2], collections.deque([3])
+        self.holder, self.loose = Holder(), (nn.Linear(2, 2),)
+        self.own = random.Random(0)
+        self.generator = torch.Generator().manual_seed(0)
+        self.cache = functools.lru_cache(lambda value: value)
+        self.numbers.append(self.numbers)  # a cycle
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda m: m.numbers.append(4), "len(numbers)"),
+        (lambda m: m.ring.__setitem__(0, 4), "ring[0]"),
+        (lambda m: m.holder.deep["list"][1].add_(1), "holder.deep['list'][1]"),
+        (lambda m: m.holder.deep.update(more=1), "len(holder.deep)"),
+        (lambda m: m.loose[0].weight.data.add_(1), "loose[0].weight"),
+        (lambda m: m.own.random(), "own"),
+        (lambda m: torch.rand(1, generator=m.generator), "generator"),
+        (lambda m: m.cache(1), "entries of cache"),
+        (lambda m: setattr(m, "new", float("nan")), "new"),
+    ],
+)
+def test_what_a_module_holds_is_seen_to_change(change, name):
+    module = Holds()
+    before = held_by(module)
+    assert changed(before, held_by(module)) == []
+    change(module)
+    assert changed(before, held_by(module))[0] == name
+
+
+def test_looking_has_bounds_and_survives_anything():
+    class Hostile(dict):
+        def items(self):
+            raise RuntimeError("do not look")
+
+    class Big(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.hostile, self.many = Hostile(a=1), [[0] * 300 for _ in range(300)]
+
+    leaves = held_by(Big())
+    assert 1000 < len(leaves) <= 4000
+    assert held_by(None) == {}
+
+
+def test_hooks_are_counted():
+    module = nn.Sequential(nn.Linear(2, 2))
+    assert hooks_of(module) == hooks_of(None) == {}
+    module[0].register_forward_hook(lambda *_: None)
+    assert hooks_of(module) == {"0_forward_hooks": 1}
+
+
+def test_switches_are_put_back():
+    kept = switches()
+    torch.set_default_dtype(torch.float64)
+    torch.set_float32_matmul_precision("high")
+    assert put_back(kept) == ["the default dtype", "the precision of float32 products"]
+    assert switches() == kept
+    assert put_back(kept) == []
+
+
+def test_random_states_are_comparable():
+    before = random_states()
+    assert before == random_states()
+    random.random()
+    assert [name for name, state in random_states().items() if state != before[name]] == ["Python's random"]
+
+
+@pytest.mark.parametrize("make", [twins.SwitchesTheDefaultDtype, twins.SwitchesGradientsOff, twins.LeavesGradients])
+def test_an_audit_cleans_up_after_its_target(make):
+    target, kept = make(), switches()
+    audit(target, checks=["trace"])
+    assert switches() == kept
+    assert all(parameter.grad is None for parameter in target.parameters())
+
+
+@pytest.mark.parametrize(
+    ("make", "case", "said"),
+    [
+        (twins.KeepsTheLast, "logits", "last keeps something of the last request"),
+        (twins.GrowsAList, "logits", "len(statistics['means']) goes on changing with every request"),
+        (twins.AddsHooks, "logits", "every answer adds a hook to head_forward_hooks"),
+        (twins.WakesUp, "logits", "answering changes training of drop"),
+        (twins.ReusesItsAnswer, "kept answer", "both are one tensor"),
+        (twins.LeavesGradients, "with gradients", "leaves a gradient on table.weight"),
+        (twins.DrawsNumbers, "logits", "and uses none"),
+        (twins.RandomFeatures, "logits", "and the answer depends on them"),
+    ],
+)
+def test_a_trace_is_explained(make, case, said):
+    assert said in found(make(), "trace")[case].message
+
+
+def test_gradients_that_were_there_stay():
+    model = Lm()
+    model(torch.tensor([[1, 2]])).logits.sum().backward()
+    before = {name: parameter.grad for name, parameter in model.named_parameters()}
+    assert audit(model, checks=["trace", "modes", "kernels"]).passed
+    assert all(parameter.grad is before[name] for name, parameter in model.named_parameters())

@@ -1,0 +1,135 @@
+"""Windows, prefixes and sources: honest models pass, and what is wrong is found in the layer where it is."""
+
+import pytest
+import torch
+from torch import nn
+
+from pellucid.audits import TokensProbe, audit, twins
+from pellucid.audits.probes.torch_layers import TorchLayersProbe
+from pellucid.audits.twins.pairs import Pair
+from pellucid.audits.twins.stack import PrefixStack, RightContext, Stack
+from pellucid.errors import InputError
+from pellucid.visibility import causal, everything, window
+
+FLOW = ["future", "window", "prefix", "batch", "cross"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("make", [Stack, PrefixStack, RightContext, Pair], ids=lambda make: make.__name__)
+def test_honest_models_pass(make, dtype):
+    report = audit(make().to(dtype), checks=FLOW)
+    assert report.passed
+    assert {finding.status for finding in report.findings} <= {"pass", "not_applicable"}
+
+
+def test_layers_are_told_apart_where_the_whole_is_right():
+    """Local and global layers in the wrong order: end to end the same tokens are reached."""
+    report = audit(twins.WindowsSwapped(), checks=FLOW)
+    assert report.verdicts["future"] == "pass"
+    cases = {finding.case: finding for finding in report.of("window")}
+    assert cases["tokens"].status == "pass"
+    assert cases["edge of 3"].status == "leak"
+    assert cases["edge of 3"].message.startswith("blocks.0 lets token 0 through to query 3")
+
+
+def test_the_first_broken_layer_is_named():
+    class LastOpen(Stack):
+        def sees(self, back_TT, layer):
+            return super().sees(back_TT, layer) | ((layer == 2) & (back_TT == -1))
+
+    (found, *_) = audit(LastOpen(), checks=["future"]).findings
+    assert found.status == "leak"
+    assert "the first layer to break its rule is blocks.2, at query 0, key 1" in found.message
+
+    class Before(Stack):
+        def forward(self, tokens):
+            return super().forward(tokens) + 0.1 * self.out(self.table(tokens)).mean(1, keepdim=True)
+
+    (found, *_) = audit(Before(), checks=["future"]).findings
+    assert "each layer keeps to its rule" in found.message
+
+
+def test_hooks_are_gone_afterwards():
+    stack = Stack()
+    audit(stack, checks=["window"])
+    assert all(not m._forward_hooks and not m._forward_pre_hooks for m in stack.modules())
+
+
+def test_a_long_window_is_looked_at_on_a_longer_sequence():
+    class Wide(Stack):
+        rules = (causal() & window(30),) * 2
+
+        def sees(self, back_TT, layer):
+            return (back_TT >= 0) & (back_TT < self.width)
+
+        width = 30
+
+    assert [f.status for f in audit(Wide(), checks=["window"]).findings] == ["pass", "pass"]
+    for width in (29, 31):
+        wrong = Wide()
+        wrong.width = width
+        assert audit(wrong, checks=["window"]).findings[-1].status == "leak"
+
+
+def test_a_window_longer_than_what_is_looked_at_says_so():
+    class Endless(Stack):
+        rules = (causal() & window(600),) * 3
+
+        def sees(self, back_TT, layer):
+            return back_TT >= 0
+
+    found = audit(Endless(positions=1024), checks=["window"]).findings[-1]
+    assert found.status == "not_applicable"
+    assert "raise length" in found.message
+
+
+@pytest.mark.parametrize("rows_first", [True, False])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda how: nn.TransformerEncoderLayer(16, 2, 32, **how),
+        lambda how: nn.TransformerDecoderLayer(16, 2, 32, **how),
+        lambda how: nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, **how), 2, enable_nested_tensor=False),
+        lambda how: nn.TransformerDecoder(nn.TransformerDecoderLayer(16, 2, 32, **how), 2),
+    ],
+    ids=["encoder layer", "decoder layer", "encoder", "decoder"],
+)
+def test_torchs_own_layers_are_called_as_they_are_documented(make, rows_first):
+    module = make({"batch_first": rows_first, "norm_first": True})
+    report = audit(module, checks=["future", "batch", "cross"])
+    assert report.passed
+    reads = isinstance(module, nn.TransformerDecoder | nn.TransformerDecoderLayer)
+    assert report.verdicts["future"] == ("pass" if reads else "not_applicable")
+    assert report.verdicts["cross"] == ("pass" if reads else "not_applicable")
+    assert audit(probe=TorchLayersProbe(module, causal=True), checks=["future"]).passed
+
+
+def test_a_causal_mask_that_a_stock_layer_is_not_given_is_found():
+    """``is_causal`` alone is a hint that does nothing there: what a user believes is held against what happens."""
+    module = nn.TransformerDecoderLayer(16, 2, 32, batch_first=True)
+    probe = TorchLayersProbe(module, causal=False)
+    probe.rules = (causal(),)
+    assert audit(probe=probe, checks=["future"]).verdicts == {"future": "leak"}
+
+
+def test_other_modules_are_no_stock_layers():
+    with pytest.raises(InputError, match="Linear is none of torch's Transformer layers"):
+        TorchLayersProbe(nn.Linear(2, 2))
+
+
+def test_what_must_be_seen_is_asked_only_where_it_was_declared():
+    class Narrow(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.out = nn.Embedding(9, 8), nn.Linear(8, 9)
+
+        def forward(self, tokens):
+            return self.out(self.table(tokens))
+
+    assumed = audit(Narrow(), checks=["future"])
+    assert assumed.verdicts == {"future": "pass"}
+    assert "no rule was declared" in assumed.findings[1].message
+    declared = audit(probe=TokensProbe(Narrow(), rules=[causal()]), checks=["future"])
+    assert declared.verdicts == {"future": "fragile"}
+    whole = audit(probe=TokensProbe(Narrow(), rules=[everything()]), checks=["future", "prefix"])
+    assert not whole.passed

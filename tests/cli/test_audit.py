@@ -1,0 +1,71 @@
+"""``pellucid audit``: targets, rules of one's own, reports for machines and people."""
+
+import json
+import sys
+from xml.etree import ElementTree
+
+import pytest
+
+from pellucid.cli.main import main
+
+MODEL = """
+import torch
+from torch import nn
+from pellucid.audits.twins.stack import Stack, WindowsSwapped
+
+class Leaks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.out = nn.Embedding(9, 8), nn.Linear(8, 9)
+
+    def forward(self, tokens):
+        x = self.table(tokens)
+        return self.out(x - x.mean(1, keepdim=True))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "audited_by_name.py").write_text(MODEL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield tmp_path
+    sys.modules.pop("audited_by_name", None)
+
+
+def test_a_leak_is_exit_1_and_written_everywhere(folder, capsys):
+    command = ["audit", "audited_by_name:Leaks", "--checks", "future", "--json", "--junit", "a.xml", "--html", "a.html"]
+    assert main(command) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert (told["passed"], told["verdicts"], told["length"]) == (False, {"future": "leak"}, 24)
+    assert ElementTree.parse("a.xml").getroot().attrib["failures"] == "1"
+    page = (folder / "a.html").read_text()
+    assert "row 0, query 0, key 1" in page
+    assert "<svg" in page
+
+
+def test_it_is_held_to_the_rule_that_is_asked_for(folder, capsys):
+    target = ["audit", "audited_by_name:Stack", "--checks", "window,future"]
+    assert main(target) == 0
+    assert "(sequences of up to 24 tokens" in capsys.readouterr().out
+    assert main([*target, "--expect", "causal & window(3); causal; causal & window(3)"]) == 0
+    assert main([*target, "--expect", "causal & window(2); causal; causal & window(3)"]) == 1
+    assert "blocks.0 lets token 0 through to query 2" in capsys.readouterr().out
+    assert main(["audit", "audited_by_name:WindowsSwapped", "--checks", "window"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["audited_by_name:Stack", "--expect", "causal; causal"], "--expect lists 2 rules, but Stack has 3 layers"),
+        (["audited_by_name:Stack", "--expect", "casual"], "casual"),
+        (["audited_by_name:Stock"], "audited_by_name has no 'Stock'"),
+        (["no_such_folder"], "names nothing that can be audited"),
+        (["audited_by_name:Stack", "--budget", "0"], "budget is 0"),
+        (["audited_by_name:Stack", "--length", "1"], "--length"),
+        (["audited_by_name:Stack", "--junit", "no/such/folder/a.xml", "--checks", "trace"], "a.xml"),
+    ],
+)
+def test_bad_usage_is_exit_2(folder, capsys, command, said):
+    assert main(["audit", *command]) == 2
+    assert said in capsys.readouterr().err

@@ -1,0 +1,3 @@
+"""Mutants that change nothing that anyone could see, each with the reason why."""
+
+EQUIVALENT: dict[str, str] = {}

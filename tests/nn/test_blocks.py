@@ -1,0 +1,369 @@
+"""Blocks by placement: formulas written out, zero branches, multipliers, a wider stream, routing, first weights."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from pellucid.errors import ShapeError
+from pellucid.nn import GroupedAttention
+from pellucid.nn import init as first
+from pellucid.nn.block import (
+    DeepNormBlock,
+    ParallelBlock,
+    ParallelTwoNormBlock,
+    PostNormBlock,
+    PreNormBlock,
+    SandwichBlock,
+)
+from pellucid.nn.ffn import GatedFFN
+from pellucid.nn.moe import GatedExperts, MoE, RoutingTally, SigmoidRouter, SoftmaxRouter
+from pellucid.nn.norms import LayerNorm, RMSNorm
+from pellucid.visibility import Coordinates, causal
+
+D = 8
+TOKENS = Coordinates.range(4, 2)
+BLOCKS = [PreNormBlock, PostNormBlock, DeepNormBlock, SandwichBlock, ParallelBlock, ParallelTwoNormBlock]
+NORMS = {ParallelBlock: ["norm"], SandwichBlock: ["attn_norm", "attn_out_norm", "ffn_norm", "ffn_out_norm"]}
+
+
+def make(kind, norm=RMSNorm, ffn=None, attention=None, **words):
+    torch.manual_seed(1)
+    if kind is DeepNormBlock:
+        words = {"alpha": 1.5, **words}
+    norms = {name: norm(D) for name in NORMS.get(kind, ["attn_norm", "ffn_norm"])}
+    attention = attention or GroupedAttention(D, heads=2, kv_heads=1, head_size=4, rule=causal())
+    ffn = ffn or GatedFFN(D, 12, activation="silu", bias=False, dropout=0.0)
+    block = kind(attention=attention, ffn=ffn, **norms, **{"dropout": 0.0, **words})
+    with torch.no_grad():
+        for part in block.modules():
+            if isinstance(part, RMSNorm | LayerNorm):
+                part.weight.uniform_(0.5, 1.5)
+    return block.eval()
+
+
+def stream():
+    return torch.randn(2, 4, D, dtype=torch.float64)
+
+
+def written_out(block, x, m=1.0):
+    """Each placement as its paper has it."""
+    b = block
+    attend = lambda h: b.attention(h, TOKENS, TOKENS)  # noqa: E731
+    match b:
+        case PreNormBlock():
+            x = x + m * attend(b.attn_norm(x))
+            return x + m * b.ffn(b.ffn_norm(x))
+        case PostNormBlock():
+            x = b.attn_norm(x + m * attend(x))
+            return b.ffn_norm(x + m * b.ffn(x))
+        case DeepNormBlock():
+            x = b.attn_norm(1.5 * x + m * attend(x))
+            return b.ffn_norm(1.5 * x + m * b.ffn(x))
+        case SandwichBlock():
+            x = x + m * b.attn_out_norm(attend(b.attn_norm(x)))
+            return x + m * b.ffn_out_norm(b.ffn(b.ffn_norm(x)))
+        case ParallelBlock():
+            return x + m * attend(b.norm(x)) + m * b.ffn(b.norm(x))
+        case ParallelTwoNormBlock():
+            return x + m * attend(b.attn_norm(x)) + m * b.ffn(b.ffn_norm(x))
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+@pytest.mark.parametrize("multiplier", [1.0, 0.22])
+def test_blocks_are_their_formulas(kind, multiplier):
+    block = make(kind, branch_multiplier=multiplier).double()
+    x = stream()
+    torch.testing.assert_close(block(x, TOKENS, TOKENS), written_out(block, x, multiplier), rtol=0, atol=1e-12)
+
+
+def test_no_placement_is_another():
+    x, outs = stream(), []
+    for kind in BLOCKS:
+        outs.append(make(kind, norm=RMSNorm).double()(x, TOKENS, TOKENS))
+    for i, a in enumerate(outs):
+        for b in outs[:i]:
+            assert (a - b).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("norm", [RMSNorm, LayerNorm])
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_branch_ends_of_zero_show_where_the_norms_sit(kind, norm):
+    """B107: identity for all that add to an untouched stream; the norms alone for the others."""
+    block = make(kind, norm=norm).double()
+    with torch.no_grad():
+        block.attention.o_proj.weight.zero_()
+        block.ffn.down_proj.weight.zero_()
+    x = stream()
+    out = block(x, TOKENS, TOKENS)
+    if kind in (PostNormBlock, DeepNormBlock):
+        alpha = getattr(block, "alpha", 1.0)
+        torch.testing.assert_close(out, block.ffn_norm(alpha * block.attn_norm(alpha * x)))
+    else:
+        assert torch.equal(out, x)
+
+
+def test_norms_of_branches_alone():
+    """OLMo 2: nothing on the way in, a norm on the way out."""
+    block = make(SandwichBlock).double()
+    block.attn_norm, block.ffn_norm = nn.Identity(), nn.Identity()
+    x = stream()
+    half = x + block.attn_out_norm(block.attention(x, TOKENS, TOKENS))
+    torch.testing.assert_close(block(x, TOKENS, TOKENS), half + block.ffn_out_norm(block.ffn(half)))
+
+
+def test_which_stacks_need_a_final_norm():
+    assert [kind.needs_final_norm for kind in BLOCKS] == [True, False, False, True, True, True]
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_a_float32_stream_in_a_bfloat16_model(kind):
+    """The stream is float32 from the first block on, and a change too small for bfloat16 gets through."""
+    block = make(kind, norm=LayerNorm, stream_dtype=torch.float32)
+    narrow = copy.deepcopy(block).bfloat16()
+    assert narrow.attention.q_proj.weight.dtype == torch.bfloat16
+    x = stream().bfloat16()
+    out = narrow(x, TOKENS, TOKENS)
+    assert out.dtype == torch.float32
+    exact = copy.deepcopy(narrow).double()
+    exact.to_stream = nn.Identity()
+    assert (out.double() - exact(x.double(), TOKENS, TOKENS)).abs().max() < 0.05
+    assert narrow(out, TOKENS, TOKENS).dtype == torch.float32
+    assert make(kind).bfloat16()(x, TOKENS, TOKENS).dtype == torch.bfloat16
+
+
+def test_a_float32_stream_keeps_what_bfloat16_rounds_away():
+    """256 + 0.5 is 256 in bfloat16, so 64 halves never arrive; in float32 they are 32."""
+
+    class Half(nn.Linear):
+        def forward(self, x, *_):
+            assert x.dtype == self.weight.dtype
+            return torch.full_like(x, 0.5)
+
+    def after(stream_dtype):
+        words = {"attn_norm": nn.Identity(), "ffn_norm": nn.Identity(), "dropout": 0.0, "stream_dtype": stream_dtype}
+        block = PreNormBlock(attention=Half(D, D), ffn=Half(D, D), **words).bfloat16()
+        x = torch.full((1, 1, D), 256.0).bfloat16()
+        for _ in range(32):
+            x = block(x, TOKENS, TOKENS)
+        return x[0, 0, 0].item()
+
+    assert after(None) == 256
+    assert after(torch.float32) == 288
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_what_is_not_used_is_not_there(kind):
+    block = make(kind)
+    assert isinstance(block.to_stream, nn.Identity)
+    assert isinstance(block.to_branch, nn.Identity)
+    assert isinstance(block.residual_dropout, nn.Dropout)
+    wide = make(kind, stream_dtype=torch.float32, branch_multiplier=0.5)
+    assert list(block.state_dict()) == list(wide.state_dict())
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_dropout_on_branches_changes_training_alone(kind):
+    block, plain = make(kind, dropout=0.5).double(), make(kind).double()
+    x = stream()
+    assert torch.equal(block(x, TOKENS, TOKENS), plain(x, TOKENS, TOKENS))
+    block.train()
+    assert not torch.equal(block(x, TOKENS, TOKENS), plain(x, TOKENS, TOKENS))
+
+
+def routed(kind):
+    torch.manual_seed(2)
+    router = SoftmaxRouter(D, experts=4, top_k=2, renormalise=True)
+    return make(kind, ffn=MoE(router=router, experts=GatedExperts(D, 12, experts=4))).double()
+
+
+PADDED = Coordinates(torch.tensor([[0, 1, 2, 3], [0, 1, 0, 0]]), torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]))
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_blocks_tell_their_experts_what_is_padding(kind):
+    block, x, tally = routed(kind), stream(), RoutingTally()
+    out = block(x, PADDED, PADDED, None, tally)
+    assert tally.sums.count.item() == 6
+    assert tally.sums.tokens.sum().item() == 12
+    assert torch.equal(block(x, PADDED, PADDED), out)
+    plain = RoutingTally()
+    make(kind).double()(x, PADDED, PADDED, None, plain)
+    assert plain.sums is None
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_the_balance_loss_comes_through_checkpointing(kind):
+    def gradients(run):
+        block, tally = routed(kind), RoutingTally()
+        x = torch.ones(2, 4, D, dtype=torch.float64).cumsum(-1).cumsum(1).sin().requires_grad_()
+        out = run(block, x, PADDED, PADDED, None, tally)
+        loss = tally.sums.loss()
+        (out.sum() + 3 * loss.total / loss.count).backward()
+        return [x.grad, *(p.grad for p in block.parameters())], tally.sums
+
+    plain, sums = gradients(lambda block, *args: block(*args))
+    again, sums_again = gradients(lambda block, *args: checkpoint(block, *args, use_reentrant=False))
+    for a, b in zip(plain, again, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+    assert torch.equal(sums.tokens, sums_again.tokens)
+
+
+def test_a_foreign_feed_forward_part_takes_the_stream_alone():
+    block = make(PreNormBlock, ffn=nn.Linear(D, D)).double()
+    assert block(stream(), TOKENS, TOKENS).shape == (2, 4, D)
+
+
+# First weights
+
+
+def wide(kind, **words):
+    """A block wide enough for a standard deviation to be measured."""
+    router = SigmoidRouter(64, experts=4, top_k=2, renormalise=True, bias=True)
+    norms = {name: RMSNorm(64) for name in NORMS.get(kind, ["attn_norm", "ffn_norm"])}
+    return kind(
+        attention=GroupedAttention(64, heads=4, kv_heads=4, head_size=16, rule=causal(), bias=True),
+        ffn=MoE(router=router, experts=GatedExperts(64, 96, experts=4, bias=True)),
+        dropout=0.0,
+        **norms,
+        **words,
+    )
+
+
+def seeded():
+    return torch.Generator().manual_seed(5)
+
+
+def assert_std(std, *weights, rel=0.06):
+    for weight in weights:
+        assert weight.std().item() == pytest.approx(std, rel=rel)
+
+
+def parts(block):
+    a, f = block.attention, block.ffn
+    return a.q_proj.weight, a.v_proj.weight, a.o_proj.weight, f.experts.up_proj, f.experts.down_proj, f.router.weight
+
+
+def test_pre_norm_makes_branch_ends_smaller_stacked_ones_too():
+    block = wide(PreNormBlock)
+    first.init_pre_norm(block, layers=8, std=None, residual="scaled", generator=seeded())
+    q, _, o, up, down, router = parts(block)
+    assert_std(64**-0.5, q, up, router)
+    assert_std(64**-0.5 / 4, o)
+    assert_std(96**-0.5 / 4, down)
+    for name, parameter in block.named_parameters():
+        if name.endswith("bias"):
+            assert (parameter == 0).all(), name
+    first.init_pre_norm(block, layers=8, std=0.02, residual="zero", generator=seeded())
+    assert (block.ffn.experts.down_proj == 0).all()
+    assert_std(0.02, block.ffn.experts.gate_proj)
+    x, places = torch.randn(1, 3, 64), Coordinates.range(3)
+    assert torch.equal(block(x, places, places), x)
+
+
+def test_parallel_starts_as_pre_norm():
+    pre, parallel = wide(PreNormBlock), wide(ParallelTwoNormBlock)
+    first.init_pre_norm(pre, layers=3, std=None, residual="scaled", generator=seeded())
+    first.init_parallel(parallel, layers=3, std=None, residual="scaled", generator=seeded())
+    assert all(torch.equal(a, b) for a, b in zip(pre.parameters(), parallel.parameters(), strict=True))
+
+
+def test_sandwich_scales_no_branch_end():
+    block = wide(SandwichBlock)
+    first.init_sandwich(block, std=None, generator=seeded())
+    q, _, o, _, down, _ = parts(block)
+    assert_std(64**-0.5, q, o)
+    assert_std(96**-0.5, down)
+
+
+def test_post_norm_takes_xaviers_scale_for_each_expert():
+    block = wide(PostNormBlock)
+    first.init_post_norm(block, generator=seeded())
+    _, _, o, up, _, _ = parts(block)
+    assert o.abs().max().item() == pytest.approx(math.sqrt(6 / 128), rel=0.02)
+    assert up.abs().max().item() == pytest.approx(math.sqrt(6 / 160), rel=0.02)
+
+
+def test_dense_post_norm_is_torchs_xavier_bit_for_bit():
+    ours, theirs = nn.Linear(8, 12), nn.Linear(8, 12)
+    first.init_post_norm(ours, generator=seeded())
+    nn.init.xavier_uniform_(theirs.weight, generator=seeded())
+    assert torch.equal(ours.weight, theirs.weight)
+
+
+def test_deep_norm_scales_the_way_of_the_values():
+    block = wide(DeepNormBlock, alpha=2.0)
+    first.init_deep_norm(block, beta=0.5, generator=seeded())
+    q, v, o, up, down, router = parts(block)
+    assert_std(math.sqrt(2 / 128), q, block.attention.k_proj.weight)
+    assert_std(0.5 * math.sqrt(2 / 128), v, o)
+    assert_std(0.5 * math.sqrt(2 / 160), up, down)
+    assert_std(math.sqrt(2 / 68), router, rel=0.15)
+
+
+def test_deep_norm_constants():
+    """Wang et al. 2022, figure 2, for 18 layers and for 6 and 18."""
+    assert first.deep_norm_constants(18) == pytest.approx((36**0.25, 144**-0.25))
+    assert first.deep_norm_constants(18, part="decoder") == pytest.approx((54**0.25, 216**-0.25))
+    encoder = first.deep_norm_constants(6, part="encoder", decoder_layers=18)
+    assert encoder == pytest.approx((0.81 * (6**4 * 18) ** (1 / 16), 0.87 * (6**4 * 18) ** (-1 / 16)))
+    with pytest.raises(ShapeError, match="part is 'encoder' and decoder_layers None; an encoder needs its decoder's"):
+        first.deep_norm_constants(18, part="encoder")
+    with pytest.raises(ShapeError, match="part is 'alone' and decoder_layers 6"):
+        first.deep_norm_constants(18, decoder_layers=6)
+
+
+def _deep(layers, alpha, beta):
+    words = {"dropout": 0.0, "alpha": alpha}
+    blocks = nn.ModuleList(
+        DeepNormBlock(
+            attention=GroupedAttention(32, heads=2, kv_heads=2, head_size=16, rule=causal()),
+            ffn=GatedFFN(32, 64, activation="silu", bias=False, dropout=0.0),
+            attn_norm=LayerNorm(32),
+            ffn_norm=LayerNorm(32),
+            **words,
+        )
+        for _ in range(layers)
+    )
+    first.init_deep_norm(blocks, beta=beta, generator=seeded())
+    return blocks
+
+
+def _moved(blocks):
+    """How far one step of plain gradient descent moves the output."""
+
+    def run():
+        h = torch.randn(2, 6, 32, generator=seeded())
+        for block in blocks:
+            h = block(h, Coordinates.range(6, 2), Coordinates.range(6, 2))
+        return h
+
+    before = run()
+    (before * torch.randn(before.shape, generator=seeded().manual_seed(6))).sum().backward()
+    with torch.no_grad():
+        for p in blocks.parameters():
+            if p.ndim > 1:  # the paper's bound is about matrices, not about the norms' own weights
+                p -= 1e-4 * p.grad
+    return (run() - before).abs().mean().item()
+
+
+def test_deep_norm_bounds_the_first_change_of_a_deep_stack():
+    """Wang et al. 2022 §4: a first step moves 48 layers no more than 4. Without α and β it moves them far more."""
+    shallow, deep = (_moved(_deep(n, *first.deep_norm_constants(n))) for n in (4, 48))
+    assert deep < 1.5 * shallow
+    shallow, deep = (_moved(_deep(n, 1.0, 1.0)) for n in (4, 48))
+    assert deep > 8 * shallow
+
+
+def test_a_seed_says_all_weights():
+    one, same, other = wide(PreNormBlock), wide(PreNormBlock), wide(PreNormBlock)
+    for block, seed in ((one, 5), (same, 5), (other, 6)):
+        generator = torch.Generator().manual_seed(seed)
+        state = torch.get_rng_state()
+        first.init_pre_norm(block, layers=2, std=None, residual="scaled", generator=generator)
+        assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), same.parameters(), strict=True))
+    assert not torch.equal(one.ffn.router.weight, other.ffn.router.weight)

@@ -1,0 +1,311 @@
+"""Mixtures of experts: the fast form against the readable one, what may matter to a token, capacity, gradients."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from pellucid.errors import ShapeError
+from pellucid.nn.ffn import GatedFFN
+from pellucid.nn.moe import (
+    ClampedGatedExperts,
+    DenseExperts,
+    ExpertGroups,
+    GatedExperts,
+    GatedShared,
+    MoE,
+    RoutingTally,
+    SharedMoE,
+    SigmoidRouter,
+    SoftmaxRouter,
+    TopKSoftmaxRouter,
+)
+from pellucid.nn.moe.reference import reference
+from pellucid.visibility import Coordinates
+
+WIDE = torch.float64
+D, F, E = 6, 10, 4
+RAGGED = Coordinates(
+    torch.tensor([[0, 1, 2, 3, 4], [0, 0, 0, 1, 2], [0, 1, 0, 1, 0]]),
+    torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1], [1, 1, 2, 2, 0]]),
+)  # whole; padded on the left; packed, and padded on the right
+
+
+def _shared(gated):
+    ffn = GatedFFN(D, F, activation="silu", bias=False, dropout=0.0)
+    return GatedShared(D, ffn) if gated else ffn
+
+
+def moe(kind="mixtral", capacity=None):
+    torch.manual_seed(3)
+    match kind:
+        case "mixtral":
+            router = SoftmaxRouter(D, experts=E, top_k=2, renormalise=True)
+            part = MoE(router=router, experts=GatedExperts(D, F, experts=E), capacity=capacity)
+        case "switch":
+            router = SoftmaxRouter(D, experts=E, top_k=1, renormalise=False)
+            experts = DenseExperts(D, F, experts=E, activation="relu", bias=True)
+            part = MoE(router=router, experts=experts, capacity=capacity)
+        case "gpt-oss":
+            router = TopKSoftmaxRouter(D, experts=E, top_k=3, bias=True)
+            part = MoE(router=router, experts=ClampedGatedExperts(D, F, experts=E, limit=0.3), capacity=capacity)
+        case "deepseek":
+            groups = ExpertGroups(2, keep=1, score="top2")
+            router = SigmoidRouter(D, experts=E, top_k=2, renormalise=True, scale=2.5, groups=groups)
+            router.choice_bias.copy_(torch.tensor([0.1, -0.2, 0.0, 0.05]))
+            experts = GatedExperts(D, F, experts=E)
+            part = SharedMoE(router=router, experts=experts, shared=_shared(False), capacity=capacity)
+        case "qwen2":
+            router = SoftmaxRouter(D, experts=E, top_k=2, renormalise=False)
+            experts = GatedExperts(D, F, experts=E)
+            part = SharedMoE(router=router, experts=experts, shared=_shared(True), capacity=capacity)
+        case "llama4":
+            router = SigmoidRouter(D, experts=E, top_k=1, renormalise=False)
+            experts = GatedExperts(D, F, experts=E, weigh="input")
+            part = SharedMoE(router=router, experts=experts, shared=_shared(False), capacity=capacity)
+    with torch.no_grad():
+        for name, parameter in part.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_()
+    return part.double()
+
+
+KINDS = ["mixtral", "switch", "gpt-oss", "deepseek", "qwen2", "llama4"]
+
+
+def tokens(rows=3, slots=5):
+    return torch.randn(rows, slots, D, dtype=WIDE)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("capacity", [None, 0, 1, 3])
+@pytest.mark.parametrize("places", [None, RAGGED], ids=["all", "ragged"])
+def test_the_fast_form_is_the_readable_one(kind, capacity, places):
+    part, x = moe(kind, capacity), tokens()
+    torch.testing.assert_close(part(x, places), reference(part, x, places), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("capacity", [None, 2])
+def test_gradients_are_those_of_the_readable_form(kind, capacity):
+    part, x, direction = moe(kind, capacity), tokens(), tokens()
+    slow, x_slow = copy.deepcopy(part), x.clone().requires_grad_()
+    x.requires_grad_()
+    (part(x, RAGGED) * direction).sum().backward()
+    (reference(slow, x_slow, RAGGED) * direction).sum().backward()
+    torch.testing.assert_close(x.grad, x_slow.grad, rtol=0, atol=1e-12)
+    for (name, p), q in zip(part.named_parameters(), slow.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=0, atol=1e-12, msg=lambda m, name=name: f"{name}: {m}")
+    assert part.router.weight.grad.abs().max() > 0, "the router learns through the weights"
+
+
+def test_the_gradient_is_right_by_differences():
+    part = moe("deepseek")
+    x = tokens(1, 3).requires_grad_()
+    assert torch.autograd.gradcheck(part, (x,))
+    assert torch.autograd.gradcheck(
+        lambda w: torch.func.functional_call(part, {"router.weight": w}, (x.detach(),)),
+        (part.router.weight.detach().clone().requires_grad_(),),
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_batch_mates_never_matter(kind):
+    part, x = moe(kind), tokens()
+    whole = part(x)
+    for b in range(3):
+        torch.testing.assert_close(part(x[b : b + 1])[0], whole[b], rtol=0, atol=1e-12)
+    for t in range(5):  # nor do a token's own neighbours: a chunk at a time is the same
+        torch.testing.assert_close(part(x[:, t : t + 1])[:, 0], whole[:, t], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("capacity", [None, 2])
+def test_padding_never_matters_and_gives_nothing(kind, capacity):
+    part, x = moe(kind, capacity), tokens()
+    out = part(x, RAGGED)
+    other = x.clone()
+    other[~RAGGED.real] = float("nan")
+    other.requires_grad_()
+    again = part(other, RAGGED)
+    assert torch.equal(again, out)
+    assert (again[~RAGGED.real] == 0).all()
+    again.sum().backward()
+    assert (other.grad[~RAGGED.real] == 0).all()
+    assert all(torch.isfinite(p.grad).all() for p in part.parameters() if p.grad is not None)
+    one = Coordinates.range(3)
+    if capacity is None:
+        torch.testing.assert_close(out[1, 2:], part(x[1:2, 2:], one)[0], rtol=0, atol=1e-12)
+
+
+def test_padding_is_not_computed(monkeypatch):
+    part, seen = moe(), []
+    plain = part.experts.expert
+    monkeypatch.setattr(part.experts, "expert", lambda x, *w: seen.append(len(x)) or plain(x, *w))
+    part(tokens(), RAGGED)
+    assert sum(seen) == 2 * 12  # two experts for each of twelve real tokens of fifteen slots
+    assert part.route(tokens(), RAGGED).experts.shape == (12, 2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_but_padding(kind):
+    part, x = moe(kind), tokens(1, 2).requires_grad_()
+    nothing = Coordinates(torch.zeros(1, 2, dtype=torch.long), torch.zeros(1, 2, dtype=torch.long))
+    out = part(x, nothing)
+    assert (out == 0).all()
+    out.sum().backward()
+    assert (x.grad == 0).all()
+    assert part(tokens(2, 0)).shape == (2, 0, D)
+
+
+def _one_expert_of_two(capacity):
+    """Top-1 by the sign of the first feature; experts multiply by 1 and by 10."""
+    router = SoftmaxRouter(D, experts=2, top_k=1, renormalise=True)
+    experts = DenseExperts(D, D, experts=2, activation="relu", bias=False)
+    part = MoE(router=router, experts=experts, capacity=capacity).double()
+    with torch.no_grad():
+        router.weight.zero_()[0, 0] = 1.0
+        experts.up_proj.copy_(torch.eye(D).expand(2, D, D))
+        experts.down_proj.copy_(torch.stack([torch.eye(D), 10 * torch.eye(D)]))
+    return part
+
+
+def test_capacity_zero_is_exactly_nothing():
+    """B136: not the token itself, not the token times its weight."""
+    for kind in ("mixtral", "switch", "gpt-oss"):
+        assert (moe(kind, capacity=0)(tokens()) == 0).all()
+    part, x = moe("deepseek", capacity=0), tokens()
+    assert torch.equal(part(x).flatten(0, 1), part.shared(x.flatten(0, 1))), "what is shared is not dropped"
+
+
+def test_who_is_dropped_written_out():
+    """Capacity 1: each expert takes the first slot that asks, over all rows, then the lower row."""
+    x = torch.ones(2, 3, D, dtype=WIDE)
+    x[..., 0] = torch.tensor([[1.0, 2.0, -1.0], [1.0, -2.0, 2.0]])  # experts 0 0 1 and 0 1 0
+    got = _one_expert_of_two(1)(x)[..., 1]
+    assert got.tolist() == [[1, 0, 0], [0, 10, 0]]
+    got = _one_expert_of_two(2)(x)[..., 1]
+    assert got.tolist() == [[1, 0, 10], [1, 10, 0]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("capacity", [1, 2])
+def test_earlier_tokens_never_lose_to_later_ones(kind, capacity):
+    part, x = moe(kind, capacity), tokens()
+    whole = part(x)
+    for t in range(1, 5):
+        torch.testing.assert_close(part(x[:, :t]), whole[:, :t], rtol=0, atol=1e-12)  # cut off
+        later = x.clone()
+        later[:, t:] = 9 * torch.randn(3, 5 - t, D, dtype=WIDE)
+        torch.testing.assert_close(part(later)[:, :t], whole[:, :t], rtol=0, atol=1e-12)  # replaced
+
+
+def test_a_later_first_choice_does_not_beat_an_earlier_second_choice():
+    router = SoftmaxRouter(2, experts=2, top_k=2, renormalise=False)
+    part = MoE(router=router, experts=DenseExperts(2, 4, experts=2, activation="silu"), capacity=1).double()
+    with torch.no_grad():
+        router.weight.copy_(torch.eye(2))
+    x = torch.tensor([[[2.0, 1.0], [1.0, 2.0]]], dtype=WIDE)  # first prefers 0, then 1; second prefers 1, then 0
+    out = part(x)
+    assert (out[0, 1] == 0).all()
+    torch.testing.assert_close(out[0, 0], part(x[:, :1])[0, 0])
+
+
+def test_with_a_capacity_batch_mates_matter():
+    part, x = moe("switch", capacity=1), tokens()
+    assert (part(x)[1] - part(x[1:2])[0]).abs().max() > 1e-3
+
+
+def test_what_is_dropped_is_counted_and_the_balance_sees_the_choice():
+    x = torch.ones(2, 3, D, dtype=WIDE)
+    x[..., 0] = torch.tensor([[1.0, 2.0, -1.0], [1.0, -2.0, 2.0]])
+    tally = RoutingTally()
+    _one_expert_of_two(1)(x, None, tally)
+    assert tally.sums.tokens.tolist() == [4, 2]
+    assert tally.sums.kept.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_twice_is_the_same_bit_for_bit(kind):
+    part, x = moe(kind).float(), tokens().float().requires_grad_()
+    first = part(x, RAGGED)
+    (gradient,) = torch.autograd.grad(first.square().sum(), x)
+    second = part(x, RAGGED)
+    (again,) = torch.autograd.grad(second.square().sum(), x)
+    assert torch.equal(first, second)
+    assert torch.equal(gradient, again)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bfloat16_goes_where_float32_goes(kind):
+    part = moe(kind).bfloat16()
+    x = tokens().bfloat16()
+    out = part(x, RAGGED)
+    assert out.dtype == torch.bfloat16
+    exact = copy.deepcopy(part).double()
+    assert torch.equal(part.route(x, RAGGED).experts, exact.route(x.double(), RAGGED).experts)
+    expected = exact(x.double(), RAGGED)
+    assert (out.double() - expected).abs().max() < 0.03 * (1 + expected.abs().max())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_under_autocast(kind):
+    part, x = moe(kind).float(), tokens().float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = part(x, RAGGED)
+    assert out.dtype == torch.float32
+    expected = part(x, RAGGED)
+    assert 0 < (out - expected).abs().max() < 0.03 * (1 + expected.abs().max())
+
+
+def test_dropout_in_experts_changes_training_alone():
+    router = SoftmaxRouter(D, experts=E, top_k=2, renormalise=True)
+    for experts in (GatedExperts(D, 64, experts=E, dropout=0.5), ClampedGatedExperts(D, 64, experts=E, dropout=0.5),
+                    DenseExperts(D, 64, experts=E, activation="gelu", dropout=0.5)):  # fmt: skip
+        part, x = MoE(router=router, experts=experts), tokens().float()
+        assert not torch.equal(part(x), part(x))
+        part.eval()
+        assert torch.equal(part(x), part(x))
+
+
+def test_checkpointing_leaves_the_same_sums_once():
+    part, x = moe(), tokens().requires_grad_()
+    plain, again = RoutingTally(), RoutingTally()
+    out = part(x, RAGGED, plain)
+    expected = torch.autograd.grad(out.sum() + plain.sums.balance(), [x, *part.parameters()])
+    out = checkpoint(part, x, RAGGED, again, use_reentrant=False)
+    got = torch.autograd.grad(out.sum() + again.sums.balance(), [x, *part.parameters()])
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+    for a, b in zip(again.sums, plain.sums, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_pass_leaves_nothing_behind_in_the_module():
+    part = moe("deepseek")
+    before = {name: value.clone() for name, value in part.state_dict().items()}
+    part(tokens(), RAGGED, RoutingTally())
+    assert all(torch.equal(before[name], value) for name, value in part.state_dict().items())
+    assert not [v for m in part.modules() for v in vars(m).values() if isinstance(v, torch.Tensor)]
+
+
+def test_what_does_not_fit_is_refused():
+    router = SoftmaxRouter(D, experts=3, top_k=1, renormalise=True)
+    with pytest.raises(ShapeError, match="chooses among 3 experts, but there are 4"):
+        MoE(router=router, experts=GatedExperts(D, F, experts=4))
+    with pytest.raises(ShapeError, match="capacity is -1, but must be 0 or more"):
+        MoE(router=router, experts=GatedExperts(D, F, experts=3), capacity=-1)
+    with pytest.raises(ShapeError, match="weigh is 'both'; choose"):
+        GatedExperts(D, F, experts=3, weigh="both")
+    with pytest.raises(ShapeError, match=r"coordinates are \(1, 4\), but the tensor has \(3, 5\)"):
+        moe()(tokens(), Coordinates.range(4))
+
+
+def test_state_has_no_surprises():
+    names = sorted(moe("qwen2").state_dict())
+    assert names == ["experts.down_proj", "experts.gate_proj", "experts.up_proj", "router.weight"] + [
+        f"shared.{name}.weight" for name in ("ffn.down_proj", "ffn.gate_proj", "ffn.up_proj", "gate")
+    ]
+    assert isinstance(moe("qwen2").router.groups, nn.Identity)
