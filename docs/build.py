@@ -109,7 +109,7 @@ def cli_page() -> str:
         parts += [f"## pellucid {name}", _help(command, own)]
     codes = (
         "Exit codes: 0 done; 1 a check failed (an audit found a leak, a run had to stop); 2 bad usage or input, or the "
-        "system refused; 130 Ctrl-C; 141 the reader of the output went away."
+        "system refused; 130 Ctrl-C; 141 the reader of the output went away; 143 SIGTERM."
     )
     return "\n\n".join([*parts, codes]) + "\n"
 

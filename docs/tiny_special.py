@@ -19,6 +19,7 @@ SPECIAL: dict[Any, Any] = {
     "dory": {"n_input_layers": 1, "n_recurrent_layers": 2, "n_output_layers": 1},
     "emu3": _IDS,
     "esm": {"pad_token_id": 1, "mask_token_id": 118},
+    "deepseek_v4": {"compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 4}},
     "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16},
     "gemma3n_text": {
         "layer_types": ["sliding_attention", "full_attention"] * 2,
@@ -33,7 +34,7 @@ SPECIAL: dict[Any, Any] = {
     "mpnet": {"relative_attention_num_buckets": 32},
     "neomme": {"head_dim": 16},
     "reformer": {"axial_pos_embds": False, "attn_layers": ["local", "lsh", "local", "lsh"]},
-    "xlnet": {"attn_type": "uni"},
+    "prophetnet": {"eps": 0.0, "disable_ngram_loss": True},
     "nemotron": {"num_key_value_heads": 2},
     "qwen4_exp_text": {
         "indexer_n_heads": 2,

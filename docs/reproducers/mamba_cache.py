@@ -6,14 +6,37 @@ The convolution reads its cached state, the scan does not (its initial state is 
 import sys
 
 import torch
-from transformers import FalconMambaConfig, FalconMambaForCausalLM, MambaConfig, MambaForCausalLM
+from transformers import (
+    FalconMambaConfig,
+    FalconMambaForCausalLM,
+    JambaConfig,
+    JambaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    ZambaConfig,
+    ZambaForCausalLM,
+)
 
-COVERS = {"cache": ["mamba", "falcon_mamba"]}
+COVERS = {"cache": ["mamba", "falcon_mamba", "jamba", "zamba"]}
+
+mixed = {"intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "use_mamba_kernels": False}
+models = (
+    (MambaConfig(vocab_size=99, hidden_size=32, num_hidden_layers=2, state_size=8), MambaForCausalLM),
+    (FalconMambaConfig(vocab_size=99, hidden_size=32, num_hidden_layers=2, state_size=8), FalconMambaForCausalLM),
+    (JambaConfig(vocab_size=99, hidden_size=32, num_hidden_layers=2, attn_layer_period=2, attn_layer_offset=1,
+                 num_experts=1, num_experts_per_tok=1, mamba_d_state=8, **mixed), JambaForCausalLM),
+    (ZambaConfig(vocab_size=99, hidden_size=32, num_hidden_layers=5, attention_hidden_size=64, attention_head_dim=16,
+                 layers_block_type=["mamba", "mamba", "hybrid", "mamba", "hybrid"], mamba_d_state=8,
+                 **mixed | {"num_key_value_heads": 4}), ZambaForCausalLM),
+)  # fmt: skip
 
 wrong = False
-for config_class, model_class in ((MambaConfig, MambaForCausalLM), (FalconMambaConfig, FalconMambaForCausalLM)):
+for config, model_class in models:
     torch.manual_seed(0)
-    model = model_class(config_class(vocab_size=99, hidden_size=32, num_hidden_layers=2, state_size=8)).eval()
+    model = model_class(config).eval()
+    for name, weight in model.named_parameters():
+        if weight.dim() >= 2 and "A_log" not in name:
+            torch.nn.init.normal_(weight, std=0.3)
     ids = torch.randint(5, 99, (1, 9))
     with torch.no_grad():
         whole = model(ids, use_cache=False).logits[:, 4:]

@@ -14,7 +14,7 @@ torch.manual_seed(0)
 config = MiniMaxConfig(
     vocab_size=99, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
     num_key_value_heads=2, head_dim=8, num_local_experts=2, num_experts_per_tok=1, block_size=4,
-    layer_types=["linear_attention", "full_attention"],
+    layer_types=["full_attention", "linear_attention"],
 )  # fmt: skip
 model = MiniMaxForCausalLM(config).eval()
 for weight in model.parameters():

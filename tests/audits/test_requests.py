@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pellucid.audits.method.bench import moved
 from pellucid.audits.checks.cache import right_padded_prompts
+from pellucid.audits.method.bench import moved
 from pellucid.data.batch import Batch
 from pellucid.errors import ShapeError
 from pellucid.probe import Request

@@ -1,6 +1,8 @@
 """The configs in examples/ are accepted, and the tiny one trains and speaks."""
 
 import json
+import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,3 +39,19 @@ def test_the_tiny_example_trains_and_generates(
     assert 0 < result["heldout_bits_per_byte"] < 10
     assert main(["generate", result["checkpoint"], "Who may", "--max-new-tokens", "4"]) == 0
     assert capsys.readouterr().out.startswith("Who may")
+
+
+def test_the_leaking_twin_looks_better_and_is_caught(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "twin.html"
+    monkeypatch.setattr(sys, "argv", ["leaking_twin.py", "--steps", "90", "--out", str(page)])
+    runpy.run_path(str(ROOT / "examples" / "leaking_twin.py"), run_name="__main__")
+    honest, leaking, *_ = capsys.readouterr().out.splitlines()
+    assert honest.endswith("audit: pass")
+    assert leaking.endswith("audit: leak")
+    bits = [float(line.split(": ")[1].split(" bits")[0]) for line in (honest, leaking)]
+    assert bits[1] < bits[0] - 0.3
+    told = page.read_text(encoding="utf-8")
+    assert "The lower curve is the cheat." in told
+    assert "the output at 0 moves when token 1 is changed" in told

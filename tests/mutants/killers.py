@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 import traceback
-from pathlib import Path
 
 import numpy  # noqa: F401  (before the fork)
 import pydantic  # noqa: F401
@@ -120,7 +119,8 @@ def _audited() -> bool:
         for backend in ("auto", "reference"):
             target = pl.build(pl.ModelConfig(**_SMALL, **model), backend=backend)
             for check in ("future", "window", "packing", "padding", "cache", "loss", "positions", "kernels"):
-                if not all(f.status in ("pass", "not_applicable") for f in pl.audit(target, checks=[check], length=12).findings):
+                found = pl.audit(target, checks=[check], length=12).findings
+                if not all(finding.status in ("pass", "not_applicable") for finding in found):
                     return True
             if backend == "auto" and not pl.audit(target, checks=["batch", "modes", "prefix"], length=12).passed:
                 return True

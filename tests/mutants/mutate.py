@@ -22,7 +22,10 @@ FILES = (
     "nn/cache.py",
     "nn/embed.py",
     "nn/losses.py",
-    "nn/positions.py",
+    "nn/positions/angles.py",
+    "nn/positions/biases.py",
+    "nn/positions/rotary.py",
+    "nn/positions/tables.py",
     "data/objectives.py",
     "models/decoder.py",
 )

@@ -1,6 +1,9 @@
 """Mixtures of experts: the fast form against the readable one, what may matter to a token, capacity, gradients."""
 
 import copy
+import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -309,3 +312,35 @@ def test_state_has_no_surprises():
         f"shared.{name}.weight" for name in ("ffn.down_proj", "ffn.gate_proj", "ffn.up_proj", "gate")
     ]
     assert isinstance(moe("qwen2").router.groups, nn.Identity)
+
+
+COMPILED = """
+import torch
+from torch._dynamo.utils import counters
+from pellucid.nn.moe import ExpertGroups, GatedExperts, MoE, RoutingTally, SigmoidRouter
+
+torch.manual_seed(0)
+router = SigmoidRouter(6, experts=4, top_k=2, renormalise=True, groups=ExpertGroups(2, keep=1, score="top2"))
+moe = MoE(router=router, experts=GatedExperts(6, 10, experts=4))
+doubled = lambda x, tally: 2 * moe(x, None, tally)
+compiled, graphs = torch.compile(doubled, backend="eager"), []
+for slots in (5, 9, 6, 7, 17, 3):
+    x, ours, theirs = torch.randn(2, slots, 6), RoutingTally(), RoutingTally()
+    torch.testing.assert_close(compiled(x, ours), doubled(x, theirs))
+    assert torch.equal(ours.sums.tokens, theirs.sums.tokens)
+    graphs.append(counters["stats"]["unique_graphs"])
+print(graphs)
+"""
+
+
+@pytest.mark.slow
+def test_compiled_it_is_the_same_and_no_new_length_or_load_makes_a_new_graph():
+    """Experts run as they are, with the router and the sums compiled around them: once for one length, once for all.
+
+    In a process of its own, because the checks of shapes that tests run under cannot be traced.
+    """
+    run = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, timeout=300, check=False)
+    assert run.returncode == 0, run.stderr
+    graphs = json.loads(run.stdout)
+    assert graphs[0] > 0
+    assert graphs[1:] == [graphs[1]] * 5

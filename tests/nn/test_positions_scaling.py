@@ -80,6 +80,12 @@ def test_yarn_written_out():
     assert radians(Yarn(4.0, 4096, truncate=False), 8, 1e4) == pytest.approx(exact, rel=1e-12)
 
 
+def test_yarn_ramps_end_with_the_features():
+    """d = 8, base 10, original 1000: 32 turns lie at pair 2.79 and 1 turn at 8.81, past feature 7, where it is cut."""
+    before = plain(8, 10.0)
+    assert radians(Yarn(4.0, 1000), 8, 10.0) == pytest.approx([*before[:3], before[3] * (0.8 + 0.2 / 4)], rel=1e-12)
+
+
 def test_yarn_has_two_corrections():
     """B91: factor 40, both mscales 0.707: tables are multiplied by 1, scores by (1 + 0.0707 ln 40)²."""
     deepseek = Yarn(40.0, 4096, mscale=0.707, mscale_all_dim=0.707)
@@ -92,6 +98,9 @@ def test_yarn_has_two_corrections():
     assert uneven.multiplier(row(1)) == pytest.approx((1 + 0.1 * math.log(40)) / (1 + 0.05 * math.log(40)))
     assert Yarn(1.0, 4096).multiplier(row(1)) == 1.0
     assert Yarn(40.0, 4096, attention_factor=1.25).multiplier(row(1)) == 1.25
+    by_hand = Yarn(40.0, 4096, attention_factor=1.25, mscale_all_dim=0.707)
+    assert by_hand.multiplier(row(1)) == 1.25
+    assert by_hand.score_multiplier == deepseek.score_multiplier
 
 
 def test_attention_factors_multiply_the_turned_vector_and_nothing_else():
@@ -115,6 +124,7 @@ def test_longrope_written_out():
     scaled = LongRope((1.0,), (2.0,), 4096, factor=32.0)
     assert scaled.multiplier(row(1)) == pytest.approx(math.sqrt(1 + math.log(32) / math.log(4096)))
     assert LongRope((1.0,), (2.0,), 4096, factor=0.5).multiplier(row(1)) == 1.0
+    assert LongRope((1.0,), (2.0,), 2, factor=4.0).multiplier(row(1)) == pytest.approx(math.sqrt(3))
 
 
 def test_longrope_takes_a_factor_for_each_table():
@@ -251,6 +261,7 @@ def test_every_scaling_sees_distances_alone_and_keeps_exact_angles(scaling, dtyp
         (lambda: Yarn(4.0, 64, mscale=0.7), "mscale is 0.7 and mscale_all_dim is None; give both"),
         (lambda: LongRope((1.0,), (0.0,), 8, attention_factor=1.0), "a divisor of short or long is 0.0"),
         (lambda: LongRope((1.0,), (1.0,), 8), "attention_factor is None, factor None"),
+        (lambda: LongRope((1.0,), (1.0,), 1, factor=4.0), "factor 4.0 and original_length 1; give"),
         (lambda: Proportional(1.5), "share is 1.5"),
         (lambda: Rotary(4, base=1.0, scaling=Yarn(4.0, 64)), "base above 1, but the base is 1.0"),
     ],
@@ -268,6 +279,14 @@ def test_tables_that_do_not_fit_the_head_are_refused():
     with pytest.raises(ShapeError, match="of 4 pairs none would turn"):
         Rotary(8, scaling=Proportional(0.1))
     assert Rotary(8, rotated=4, scaling=LONG).rotated == 4
+
+
+def test_what_differs_from_plain_is_printed():
+    assert repr(Rotary(8)) == "Rotary(head_size=8, base=10000.0, pairing='half')"
+    stretched = Rotary(8, rotated=4, scaling=Linear(2.0))
+    assert repr(stretched) == (
+        "Rotary(head_size=8, base=10000.0, pairing='half', rotated=4, scaling=Linear(factor=2.0))"
+    )
 
 
 def test_angles_of_padding_are_finite():

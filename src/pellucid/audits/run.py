@@ -24,7 +24,7 @@ from pellucid.audits.probes.tokens import TokensProbe
 from pellucid.audits.probes.torch_layers import TorchLayersProbe, is_torch_layer
 from pellucid.errors import InputError
 from pellucid.probe import Probe
-from pellucid.records import Finding, Flow, Status, Table, worst
+from pellucid.records import Finding, Flow, Status, Table, TokenView, worst
 
 _PARTS = ("name", "vocab_size", "rules", "module", "max_length", "capabilities", "logits", "over")
 
@@ -40,6 +40,8 @@ class AuditReport:
     """How many tokens the long sequences had; None: the target took none at all."""
     flows: tuple[Flow, ...] = ()
     """Who may see whom beside who really does, as far as a check has measured it."""
+    views: tuple[TokenView, ...] = ()
+    """The same token by token."""
 
     @property
     def passed(self) -> bool:
@@ -124,12 +126,19 @@ def audit(
             if progress is not None:
                 progress(check.name)
             findings += _answers(check, bench)
-    return AuditReport(probe.name, tuple(findings), time.perf_counter() - start, bench.taken, _flows(bench))
+        flows, views = _pictures(bench)
+    return AuditReport(probe.name, tuple(findings), time.perf_counter() - start, bench.taken, flows, views)
 
 
-def _flows(bench: Bench) -> tuple[Flow, ...]:
+def _pictures(bench: Bench) -> tuple[tuple[Flow, ...], tuple[TokenView, ...]]:
     measured = bench.measured("flow")
-    return (measured.record(bench.probe.name),) if isinstance(measured, MeasuredFlow) else ()
+    if not isinstance(measured, MeasuredFlow):
+        return (), ()
+    try:
+        views = (measured.view(bench),)
+    except Exception:  # noqa: BLE001 (the target is anybody's code, and a picture is no verdict)
+        views = ()
+    return (measured.record(bench.probe.name),), views
 
 
 def _chosen(names: Sequence[str] | None) -> list[Check]:

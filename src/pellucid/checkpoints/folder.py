@@ -155,7 +155,7 @@ def _found(path: Path) -> Path:
         raise CheckpointError(f"{path} is not a folder{hint}") from None
     if CONTRACT in names:
         return path
-    inside = sorted(path.glob(f"checkpoints/*/{CONTRACT}"))
+    inside = sorted(p for p in path.glob(f"checkpoints/*/{CONTRACT}") if p.parent.suffix != ".damaged")
     hint = f"; did you mean {inside[-1].parent}?" if inside else ""
     raise CheckpointError(f"{path} is not a checkpoint folder: it has no {CONTRACT}{hint}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -59,7 +60,7 @@ def demo(minutes: MinutesOption = None, out: Out = Path("runs/demo"), as_json: c
         result = train(config, out, on_event=listener)
     if result.interrupted:
         typer.echo(f"stopped; go on with: pellucid train {out} --resume", err=True)
-        raise typer.Exit(130)
+        raise typer.Exit(128 + signal.Signals[result.signal])
     summary, report = _summary(config, result, started)
     _finish(out, summary, report, as_json)
     raise typer.Exit(0 if report.passed else 1)

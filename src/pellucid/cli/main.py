@@ -8,6 +8,7 @@ code  meaning
 2     bad usage or input, or the system refused (no space, no permission)
 130   Ctrl-C; what had been written is whole
 141   the reader of the output went away
+143   SIGTERM, likewise
 ====  ======================================================================
 
 A verb is a function in a file of its own, named in :data:`VERBS`. It imports what is heavy inside, so that

@@ -25,7 +25,9 @@ def audit_page(path: str | Path, report: AuditReport, extra: Sequence[Section] =
     """Write the page of an audit; ``extra`` sections follow its own."""
     from pellucid.reports import write_page
 
-    write_page(path, f"Audit of {report.target}", [*_verdicts(report), *extra], subtitle=_outcome(report))
+    views: list[Section] = [("Token by token", report.views)] if report.views else []
+    sections = [*_verdicts(report), *views, *extra]
+    write_page(path, f"Audit of {report.target}", sections, subtitle=_outcome(report))
 
 
 def run_page(
@@ -105,7 +107,9 @@ def _verdicts(report: AuditReport) -> list[Section]:
         ),
     )
     sections: list[Section] = [("Verdicts", [report.table(), cases])]
-    return [*sections, ("Who sees whom", report.flows)] if report.flows else sections
+    if report.flows:
+        sections.append(("Who sees whom", report.flows))
+    return sections
 
 
 # ------------------------------------------------------------------------------------------------ a run

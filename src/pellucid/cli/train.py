@@ -69,9 +69,7 @@ def train(
         else:
             typer.echo(to_yaml(wanted), nl=False)
     except KeyboardInterrupt as error:
-        number = getattr(error, "signal", signal.SIGINT)
-        typer.echo(_stopped_by(number), err=True)
-        raise _exit(number) from None
+        raise _exit(getattr(error, "signal", signal.SIGINT), aloud=True) from None
 
 
 def _train(wanted: TrainConfig, folder: Path, resume: bool, tensorboard: bool, as_json: bool) -> None:
@@ -134,8 +132,7 @@ class _StartUp:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         if self._noted is not None:
-            typer.echo(_stopped_by(self._noted), err=True)
-            raise _exit(self._noted)
+            raise _exit(self._noted, aloud=True)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._noted is not None:
@@ -147,12 +144,14 @@ class _StartUp:
 _SECONDS_DEAF = 2.0
 
 
-def _exit(number: signal.Signals) -> typer.Exit:
+def _exit(number: signal.Signals, *, aloud: bool = False) -> typer.Exit:
     """The end after a signal. Those that follow it at once, as when a key is hammered, change nothing any more."""
     if threading.current_thread() is threading.main_thread():
         until = time.monotonic() + _SECONDS_DEAF
         for each in (signal.SIGINT, signal.SIGTERM):
             signal.signal(each, _deaf(signal.getsignal(each), until))
+    if aloud:
+        typer.echo(_stopped_by(number), err=True)
     return typer.Exit(128 + number)
 
 

@@ -13,7 +13,7 @@ from pellucid.audits.method.changes import Changes, sample
 from pellucid.audits.method.expected import expected_flow
 from pellucid.audits.method.judge import Index, finding, judge
 from pellucid.probe import Request
-from pellucid.records import LONGEST_VIEW, Finding, Flow, Where
+from pellucid.records import LONGEST_VIEW, MOST_WEIGHTS, Finding, Flow, TokenView, Where
 
 Explain = Callable[[int, int], str]
 
@@ -49,13 +49,28 @@ class MeasuredFlow:
     def record(self, title: str) -> Flow:
         """The declared and the measured flow side by side, to be drawn; of a long sequence its beginning."""
         shown = min(len(self.row), LONGEST_VIEW)
-        sizes_TT = self.readings[-1].sizes / self.readings[-1].scale
-        sizes_TT = torch.where(self.moved, sizes_TT, 0.0)[:shown, :shown]
+        return Flow(title, self.may[:shown, :shown].tolist(), self._sizes(shown), note=self.changes.coverage)
+
+    def view(self, bench: Bench) -> TokenView:
+        """The same token by token, with what each layer attends to where the target tells."""
+        shown, probe = min(len(self.row), LONGEST_VIEW), bench.probe
+        tokens, may = tuple(map(str, self.row[:shown])), self.may[:shown, :shown].tolist()
+        attention: list[list[list[list[float]]]] = []
+        if bench.can("attention"):
+            with torch.no_grad():
+                weights = probe.attention(bench.native.placed(Request.from_rows([self.row[:shown]])))
+            fits = sum(w.shape[1] for w in weights) * shown**2 <= MOST_WEIGHTS
+            attention = [w[0].float().tolist() for w in weights] if fits else []
+        names = tuple(f"{number}: {rule.describe()}" for number, rule in enumerate(probe.rules))
+        layers = names if len(names) == len(attention) else ()
+        note = f"The tokens are random ids; {self.changes.coverage}."
+        return TokenView(f"{shown} tokens of the audit", tokens, may, attention, self._sizes(shown), layers, note=note)
+
+    def _sizes(self, shown: int) -> list[list[float | None]]:
+        """``[query][key]``, relative to the outputs; None where the key was not changed."""
+        sizes_TT = torch.where(self.moved, self.readings[-1].sizes / self.readings[-1].scale, 0.0)[:shown, :shown]
         watched = self.watched[0, :shown].tolist()
-        measured = [
-            [size if seen else None for size, seen in zip(row, watched, strict=True)] for row in sizes_TT.tolist()
-        ]
-        return Flow(title, self.may[:shown, :shown].tolist(), measured, note=self.changes.coverage)
+        return [[size if seen else None for size, seen in zip(row, watched, strict=True)] for row in sizes_TT.tolist()]
 
 
 def flow_of(bench: Bench) -> MeasuredFlow:

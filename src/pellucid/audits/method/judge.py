@@ -12,6 +12,7 @@ from pellucid.audits.method.bench import Bench, Reading, Run
 from pellucid.errors import UnsupportedError
 from pellucid.records import Finding, Status, Where
 
+_CLEAR = 10.0  # so many times the rounding it must be where no float64 copy decides
 _GROSS = 50.0  # so many times the rounding of its dtype is a change that no rounding explains
 
 Index = tuple[int, ...]
@@ -65,9 +66,12 @@ def _by_one(bench: Bench, native: Reading, bits: bool) -> Verdict:
         return _held([native])
     tolerance = native.run.rounding * native.scale
     why = f" ({bench.exact_reason})" if bench.exact_reason else ""
-    if native.largest > tolerance:
+    if native.largest > _CLEAR * tolerance or (bits and native.largest > tolerance):
         how = _seen([native]) + f", beyond rounding ({tolerance:.0e}){why}"
         return Verdict("leak", native.largest, how, native, tolerance)
+    if native.largest > tolerance:
+        how = _seen([native]) + f", a little beyond rounding ({tolerance:.0e}): only float64 could tell{why}"
+        return Verdict("fragile", native.largest, how, native, tolerance)
     if bits and native.largest:
         how = _seen([native]) + f": only float64 could tell this from rounding{why}"
         return Verdict("fragile", native.largest, how, native, 0.0)

@@ -278,8 +278,17 @@ def probe_for_hf(model: object, name: str | None = None) -> HFProbe | None:
         return None
     if "decoder_input_ids" in takes:
         return HFSeq2SeqProbe(model, name)
-    fills = type(model).__name__.endswith("ForMaskedLM")
-    return (HFMaskedProbe if fills else HFCausalProbe)(model, name)
+    return (HFMaskedProbe if _fills_gaps(model) else HFCausalProbe)(model, name)
+
+
+def _fills_gaps(model: nn.Module) -> bool:
+    """By its name, or, where a class has one name for both, by a config that looks both ways."""
+    if type(model).__name__.endswith("ForMaskedLM"):
+        return True
+    auto = sys.modules.get("transformers.models.auto.modeling_auto")
+    masked = getattr(auto, "MODEL_FOR_MASKED_LM_MAPPING_NAMES", {})
+    sees_ahead = all(rule.ahead is None for rule in rules_of(model.config, "causal").rules)
+    return type(model).__name__ in masked.values() and sees_ahead
 
 
 def forbidden_tokens(config: Any) -> frozenset[int]:

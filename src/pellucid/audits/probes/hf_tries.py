@@ -152,8 +152,13 @@ class _Tries:
             self.probe.found = replace(found, pad=ids)
             return self.scores(request)[0, extra:]
 
-        if not extra or _worked(lambda: _close(answers(padded), alone)):
+        if not extra:
             return found
+        if _worked(lambda: _close(answers(padded), alone)):
+            third = padded.with_tokens(torch.where(padded.real, padded.tokens, self.free[-2]))
+            same = _worked(lambda: _close(answers(other), answers(third)))
+            by_ids = pad == 0 and same and _worked(lambda: not _close(answers(other), alone))
+            return replace(found, pad=pad) if by_ids else found  # what is no pad is counted, whatever the mask says
         if isinstance(pad, int) and _worked(lambda: _close(answers(padded, pad), alone)):
             return replace(found, pad=pad)
         if "positions" not in self.can and _worked(lambda: _close(answers(padded, pad), answers(other, pad))):

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from pellucid.errors import ShapeError
 from pellucid.nn.ffn import activation as named
 from pellucid.nn.ffn import clamped_gate
-from pellucid.nn.moe.routing import Routing
+from pellucid.nn.moe.routing import Routing, tokens_of_each
 from pellucid.shapes import Float, Tensor
 
 
@@ -58,11 +58,14 @@ class Experts(nn.Module):
         Tokens come in the order in which they claim places. Past ``capacity`` tokens an expert is full, and those
         that come later get exactly 0 from it; no other expert's weight grows in its place.
         """
-        (count, choices), experts = routing.experts.shape, len(self.down_proj)
-        flat = routing.experts.flatten()
+        if torch.compiler.is_compiling():  # how many tokens an expert has is data: run as it is, compiled around it
+            return torch.compiler.disable(self._mixed)(x_CD, routing, capacity)
+        return self._mixed(x_CD, routing, capacity)
+
+    def _mixed(self, x_CD: Tensor, routing: Routing, capacity: int | None) -> Tensor:
+        (count, choices), flat = routing.experts.shape, routing.experts.flatten()
         by_expert = flat.argsort(stable=True)  # stable: within an expert, earlier tokens come first
-        loads = torch.bincount(flat, minlength=experts).tolist()
-        held = [pairs[:capacity] for pairs in by_expert.split(loads)]
+        held = [pairs[:capacity] for pairs in by_expert.split(tokens_of_each(routing, len(self.down_proj)).tolist())]
         pairs_P = torch.cat(held)
         x_PD = x_CD[pairs_P // choices]
         if self.weighs_input:

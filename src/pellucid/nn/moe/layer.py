@@ -11,7 +11,7 @@ from torch import nn
 from pellucid.errors import ShapeError
 from pellucid.nn.moe.experts import Experts
 from pellucid.nn.moe.router import Router
-from pellucid.nn.moe.routing import Routing, RoutingSums, RoutingTally
+from pellucid.nn.moe.routing import Routing, RoutingSums, RoutingTally, tokens_of_each
 from pellucid.shapes import Float, Int, Tensor
 from pellucid.visibility import Coordinates
 
@@ -66,7 +66,7 @@ class MoE(nn.Module):
 
     def sums(self, routing: Routing) -> RoutingSums:
         """How evenly ``routing`` spreads its tokens."""
-        tokens_E = torch.bincount(routing.experts.flatten(), minlength=self.router.experts)
+        tokens_E = tokens_of_each(routing, self.router.experts)
         return RoutingSums(
             tokens_E,
             tokens_E.clamp(max=self.capacity) if self.capacity is not None else tokens_E,

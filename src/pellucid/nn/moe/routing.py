@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
+
 from pellucid.nn.losses import Loss
 from pellucid.shapes import Float, Int, Tensor
 
@@ -50,6 +52,12 @@ class RoutingSums(NamedTuple):
     def balance(self) -> Float[Tensor, ""]:
         """The balance loss of everything added up so far, and 0 where nothing was routed."""
         return self.loss().mean()
+
+
+def tokens_of_each(routing: Routing, experts: int) -> Int[Tensor, "E"]:
+    """How many tokens chose each expert (a count of shape [E] whatever the data, which bincount is not)."""
+    flat = routing.experts.flatten()
+    return flat.new_zeros(experts).scatter_add(0, flat, torch.ones_like(flat))
 
 
 class RoutingTally:
