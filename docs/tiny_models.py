@@ -14,15 +14,15 @@ _WIDTH, _HEADS, _HEAD = 32, 4, 8
 _SIZES: dict[str, int] = {
     **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "emb_dim", "embedding_size", "attention_hidden_size",
                      "model_dim", "embed_dim", "encoder_hidden_dim", "lru_width", "output_hidden_size", "proj_dim",
-                     "projection_dim", "width", "hidden_dim_", "embd_dim", "cross_attn_hidden_size",
+                     "projection_dim", "width", "embd_dim", "cross_attn_hidden_size",
                      "pooler_hidden_size", "rank_dim", "out_hidden_size", "d_embed"), _WIDTH),
     **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers",
                      "num_decoder_layers", "num_encoder_layers", "num_blocks", "depth"), LAYERS),
     **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads",
                      "decoder_attention_heads", "num_encoder_attention_heads", "num_decoder_attention_heads",
-                     "num_attention_heads_"), _HEADS),
+                     "n_heads_text"), _HEADS),
     **dict.fromkeys(("head_dim", "d_kv", "attention_head_size", "attention_head_dim", "head_size", "kv_channels",
-                     "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "qk_head_dim_", "swa_head_dim",
+                     "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "swa_head_dim",
                      "linear_key_head_dim", "linear_value_head_dim", "rotary_dim", "global_head_dim", "d_head",
                      "swa_v_head_dim", "index_head_dim", "kv_head_dim", "head_k_dim", "head_v_dim", "linear_head_dim",
                      "swa_rope_head_dim", "attention_key_size", "indexer_head_dim"), _HEAD),
@@ -35,13 +35,14 @@ _SIZES: dict[str, int] = {
     **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_source_positions", "max_target_positions",
                      "max_sequence_length", "max_seq_len", "seq_length", "max_seq_length", "context_length",
                      "original_max_position_embeddings", "max_encoder_position_embeddings",
-                     "max_decoder_position_embeddings", "ngram_vocab", "position_buckets_"), 64),
+                     "max_decoder_position_embeddings", "ngram_vocab"), 64),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_moe_experts",
                      "ffn_num_experts", "moe_num_primary_experts"), 4),
     **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_k", "num_selected_experts",
                      "top_k_experts", "moe_topk"), 2),
-    **dict.fromkeys(("n_group", "topk_group", "num_expert_groups", "num_expert_group", "n_shared_experts", "first_k_dense_replace",
-                     "num_shared_experts", "mamba_n_groups", "n_groups", "num_limited_groups", "moe_layer_start_index"), 1),
+    **dict.fromkeys(("n_group", "topk_group", "num_expert_groups", "num_expert_group",
+                     "n_shared_experts", "first_k_dense_replace", "num_shared_experts", "mamba_n_groups", "n_groups",
+                     "num_limited_groups", "moe_layer_start_index"), 1),
     **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "o_lora_rank", "lora_rank", "low_rank_dim", "gate_low_rank_dim",
                      "decay_low_rank_dim", "mamba_dt_rank", "adapter_rank", "adapter_mamba_rank", "gate_lora_rank"), 8),
     **dict.fromkeys(("sliding_window", "window_size", "attention_window_size",
@@ -51,8 +52,9 @@ _SIZES: dict[str, int] = {
     **dict.fromkeys(("mamba_chunk_size", "chunk_size", "linear_chunk_size"), 4),
     "mamba_n_heads": 4, "mamba_num_heads": 4, "mamba_d_head": 16, "mamba_head_dim": 16, "mamba_d_ssm": 64,
     "n_mamba_heads": 2, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "hidden_size_per_layer_input": 8,
-    "index_topk": 64, "index_n_heads": 4, "index_num_heads": 4, "num_mem_blocks": 1, "relative_attention_num_buckets": 8,
-    "relative_attention_max_distance": 16, "max_2d_position_embeddings": 64, "image_size": 28, "patch_size": 14,
+    "index_topk": 64, "index_n_heads": 4, "index_num_heads": 4, "num_mem_blocks": 1,
+    "relative_attention_num_buckets": 8, "relative_attention_max_distance": 16,
+    "max_2d_position_embeddings": 64, "image_size": 28, "patch_size": 14,
     "num_mel_bins": 16, "num_nextn_predict_layers": 0, "num_mtp_layers": 0, "num_buckets": 4,
 }  # fmt: skip
 _LEFT_OUT = ("transformers_version", "per_layer_config")
@@ -61,10 +63,12 @@ _COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_la
            "num_decoder_layers", "num_encoder_layers")  # fmt: skip
 _SEPARATE_KV = ("num_key_value_heads", "multi_query_group_num", "num_kv_heads", "swa_num_key_value_heads", "n_head_kv",
                 "num_global_key_value_heads", "num_attention_groups")  # fmt: skip
-_LISTS = ("layer_types", "attn_layer_indices", "n_input_layers", "attn_layers", "mlp_layer_types", "layers_block_type", "no_rope_layers", "attn_type_list",
-          "mlp_only_layers", "moe_layers", "attention_layers", "indexer_types", "decoder_layer_types",
-          "num_attention_heads_per_layer", "is_causal_layers", "layer_type_list", "hybrid_layer_pattern",
-          "moe_layer_freq", "compress_ratios", "activation_sparsity_pattern", "mtp_layer_types")  # fmt: skip
+_LISTS = (
+    "layer_types", "attn_layer_indices", "n_input_layers", "attn_layers", "mlp_layer_types", "layers_block_type",
+    "no_rope_layers", "attn_type_list", "mlp_only_layers", "moe_layers", "attention_layers", "indexer_types",
+    "decoder_layer_types", "num_attention_heads_per_layer", "is_causal_layers", "layer_type_list",
+    "hybrid_layer_pattern", "moe_layer_freq", "compress_ratios", "activation_sparsity_pattern", "mtp_layer_types",
+)  # fmt: skip
 
 
 def tiny_config(config_class: type, kind: str, special: dict[str, Any] | None = None) -> Any:

@@ -5,7 +5,10 @@ import sys
 import torch
 from transformers import M2M100Config, M2M100ForConditionalGeneration
 
-COVERS = {"cache": ["m2m_100", "nllb-moe", "seamless_m4t", "seamless_m4t_v2"]}
+COVERS = {
+    "cache": ["m2m_100", "nllb-moe", "seamless_m4t", "seamless_m4t_v2"],
+    "positions": ["m2m_100", "nllb-moe", "seamless_m4t", "seamless_m4t_v2"],
+}
 
 torch.manual_seed(0)
 config = M2M100Config(

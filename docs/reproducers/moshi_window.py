@@ -27,6 +27,8 @@ with torch.no_grad():
     whole, changed = model(ids, use_cache=False).logits, model(other, use_cache=False).logits
     step = model(ids[:, 5:], cache=model(ids[:, :5], use_cache=True).cache, use_cache=True).logits
 
-print("one layer, window of 3: the output at 5 moves when token 0 changes by", float((whole - changed)[:, 5].abs().max()))
+print(
+    "one layer, window of 3: the output at 5 moves when token 0 changes by", float((whole - changed)[:, 5].abs().max())
+)
 print("the output at 5 through a cache, against no cache:", float((step - whole[:, 5:]).abs().max()))
 sys.exit(float((whole - changed)[:, 5].abs().max()) > 1e-4)

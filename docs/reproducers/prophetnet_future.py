@@ -5,7 +5,12 @@ import sys
 import torch
 from transformers import ProphetNetConfig, ProphetNetForCausalLM
 
-COVERS = {"future": ["prophetnet"], "padding": ["prophetnet"], "batch": ["prophetnet"]}
+COVERS = {
+    "future": ["prophetnet"],
+    "padding": ["prophetnet"],
+    "batch": ["prophetnet"],
+    "polarity": ["prophetnet"],
+}
 
 torch.manual_seed(0)
 config = ProphetNetConfig(
@@ -26,4 +31,8 @@ with torch.no_grad():
         moved = (model(other, use_cache=False).logits - before)[0, :key].abs().max()
         print(f"token {key} changed: an output before it moves by {float(moved):.1e}")
         worst = max(worst, float(moved))
-sys.exit(worst > 1e-4)
+padded, mask = torch.cat([ids, ids[:, :2]], 1), torch.tensor([[1] * 6 + [0] * 2])
+with torch.no_grad():
+    apart = (model(padded, attention_mask=mask, use_cache=False).logits[:, :6] - before).abs().max()
+print("row padded on the right against the same row alone:", float(apart))
+sys.exit(worst > 1e-4 or float(apart) > 1e-3)

@@ -5,7 +5,7 @@ import sys
 import torch
 from transformers import RecurrentGemmaConfig, RecurrentGemmaForCausalLM
 
-COVERS = {"padding": ["recurrent_gemma"], "mask_ignored": ["recurrent_gemma"]}
+COVERS = {"padding": ["recurrent_gemma"], "mask_ignored": ["recurrent_gemma"], "hidden_rows": ["recurrent_gemma"]}
 
 torch.manual_seed(0)
 config = RecurrentGemmaConfig(

@@ -5,7 +5,7 @@ import sys
 import torch
 from transformers import ReformerConfig, ReformerModelWithLMHead
 
-COVERS = {"cache": ["reformer"]}
+COVERS = {"cache": ["reformer"], "positions": ["reformer"]}
 
 torch.manual_seed(0)
 config = ReformerConfig(

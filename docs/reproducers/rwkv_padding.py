@@ -8,7 +8,7 @@ import sys
 import torch
 from transformers import RwkvConfig, RwkvForCausalLM
 
-COVERS = {"padding": ["rwkv"], "cache": ["rwkv"], "mask_ignored": ["rwkv"]}
+COVERS = {"padding": ["rwkv"], "cache": ["rwkv"], "mask_ignored": ["rwkv"], "hidden_rows": ["rwkv"]}
 
 torch.manual_seed(0)
 model = RwkvForCausalLM(RwkvConfig(vocab_size=99, hidden_size=32, num_hidden_layers=2)).eval()

@@ -5,7 +5,7 @@ import sys
 import torch
 from transformers import XLMConfig, XLMWithLMHeadModel
 
-COVERS = {"padding": ["xlm"], "mask_ignored": ["xlm"], "batch": ["xlm"]}
+COVERS = {"padding": ["xlm"], "mask_ignored": ["xlm"], "batch": ["xlm"], "positions": ["xlm"], "hidden_rows": ["xlm"]}
 
 torch.manual_seed(0)
 config = XLMConfig(vocab_size=99, emb_dim=32, n_layers=2, n_heads=4, causal=True, max_position_embeddings=64)

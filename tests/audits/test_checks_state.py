@@ -10,9 +10,9 @@ from torch import nn
 from torch.nn import functional
 
 from pellucid.audits import TokensProbe, Toy, audit, twins
-from pellucid.audits.method.bench import Run
 from pellucid.audits.method.copies import NoDropout, copied, probabilities, set_dropout
 from pellucid.audits.method.held import changed, held_by, hooks_of
+from pellucid.audits.method.measure import Run
 from pellucid.audits.method.world import put_back, random_states, switches
 from pellucid.audits.twins.lm import Lm
 from pellucid.audits.twins.modes import Recurrent

@@ -5,8 +5,9 @@ import torch
 from torch import nn
 
 from pellucid.audits import audit
-from pellucid.audits.method.bench import Bench, Reading
+from pellucid.audits.method.bench import Bench
 from pellucid.audits.method.judge import judge
+from pellucid.audits.method.measure import Reading
 from pellucid.audits.probes.tokens import TokensProbe
 
 

@@ -133,3 +133,62 @@ def test_what_must_be_seen_is_asked_only_where_it_was_declared():
     assert declared.verdicts == {"future": "fragile"}
     whole = audit(probe=TokensProbe(Narrow(), rules=[everything()]), checks=["future", "prefix"])
     assert not whole.passed
+
+
+class InPlace(Stack):
+    """Honest, but every block writes into what it is given, and the model into what a block gave."""
+
+    class Writes(nn.Module):
+        def __init__(self, block):
+            super().__init__()
+            self.block = block
+
+        def forward(self, x_BTD, hidden_TT):
+            x_BTD += self.block(x_BTD.clone(), hidden_TT)
+            return x_BTD
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(self.Writes(block) for block in self.blocks)
+
+    def forward(self, tokens):
+        places = torch.arange(tokens.shape[1])
+        x_BTD = self.table(tokens) + self.places(places)
+        for layer, block in enumerate(self.blocks):
+            x_BTD = block(x_BTD, ~self.sees(places[:, None] - places, layer)).mul_(0.5)
+        return self.out(x_BTD)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_layers_that_write_in_place_are_not_accused(dtype):
+    report = audit(InPlace().to(dtype), checks=FLOW)
+    assert report.passed
+    assert (report.verdicts["future"], report.verdicts["window"]) == ("pass", "pass")
+
+
+def test_a_target_without_gradients_is_told_from_one_that_leaks():
+    class NoGradient(Stack):
+        def forward(self, tokens):
+            logits = super().forward(tokens)
+            return torch.exp(logits).mul_(2).log() + 0 * logits  # exp keeps its result for the way back
+
+    cases = {finding.case: finding for finding in audit(NoGradient(), checks=["future"]).findings}
+    assert cases["tokens"].status == "pass"
+    assert cases["gradient"].status == "not_applicable"
+    assert "no gradient can be taken" in cases["gradient"].message
+
+
+def test_hooks_are_gone_after_an_exception_too():
+    class Raises(Stack):
+        calls = 0
+
+        def forward(self, tokens):
+            self.calls += 1
+            logits = super().forward(tokens)
+            if self.calls > 12:
+                raise RuntimeError("enough")
+            return logits
+
+    stack = Raises()
+    assert audit(stack, checks=["window"]).verdicts == {"window": "error"}
+    assert all(not m._forward_hooks and not m._forward_pre_hooks for m in stack.modules())

@@ -38,8 +38,7 @@ def from_text(text: str) -> object:
 
 def _imported(name: str, text: str) -> Any:
     here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    sys.path.insert(0, here)
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -48,6 +47,8 @@ def _imported(name: str, text: str) -> Any:
         raise InputError(f"{name} cannot be imported: {error}; install what it needs") from error
     except Exception as error:  # anybody's code
         raise InputError(f"{name} cannot be imported: {type(error).__name__}: {_line(error)}") from error
+    finally:
+        sys.path.remove(here)
 
 
 def _made(found: Any, text: str) -> object:

@@ -65,13 +65,17 @@ def write_text(path: str | Path, text: str) -> None:
     except OSError as error:
         raise CheckpointError(cannot_write(target, error)) from error
     finally:
-        unfinished.unlink(missing_ok=True)
+        with suppress(OSError):  # what went wrong before is what matters
+            unfinished.unlink(missing_ok=True)
 
 
 def discard_folder(path: Path) -> None:
     """Remove a folder so that no part of it can be mistaken for the whole, even when interrupted."""
     doomed = _beside(path)
-    path.rename(doomed)
+    try:
+        path.rename(doomed)
+    except OSError as error:
+        raise CheckpointError(cannot_write(path, error)) from error
     shutil.rmtree(doomed, ignore_errors=True)
 
 

@@ -56,7 +56,7 @@ def audit(
 ) -> None:
     """Prove that information flows only where it should, in any model.
 
-    Exits with 1 when something leaks.
+    Exits with 1 when something leaks or raises, when nothing could be shown, or by --strict when something is fragile.
 
     \b
     Examples:
@@ -73,22 +73,24 @@ def audit(
         report = ask(
             found, probe, common.names(checks), length=length, budget=budget, seed=seed, progress=progress.step
         )
+    passed = report.passed_strictly if strict else report.passed
     if junit is not None:
         write_junit(junit, report, strict=strict)
     if html is not None:
         from pellucid.cli.page import audit_page
 
-        audit_page(html, report)
-    _tell(report, report.passed_strictly if strict else report.passed, as_json)
+        audit_page(html, report, passed)
+    _tell(report, passed, as_json)
 
 
 def _found(target: str) -> tuple[object, Probe | None]:
     """The target, and how it is called where that is not its own business."""
     from pellucid.audits.probes.hf_load import from_folder, is_hf_folder
     from pellucid.audits.targets import from_text
+    from pellucid.checkpoints.store import CONTRACT
 
     path = Path(target)
-    if (path / "pellucid.json").is_file() or (path.is_dir() and not is_hf_folder(path)):
+    if (path / CONTRACT).is_file() or (path.is_dir() and not is_hf_folder(path)):
         from pellucid.checkpoints import load
         from pellucid.models.probe import DecoderProbe
 

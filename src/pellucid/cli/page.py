@@ -21,13 +21,13 @@ NAME = "report.html"
 """The page of a run, in its folder."""
 
 
-def audit_page(path: str | Path, report: AuditReport, extra: Sequence[Section] = ()) -> None:
-    """Write the page of an audit; ``extra`` sections follow its own."""
+def audit_page(path: str | Path, report: AuditReport, passed: bool | None = None) -> None:
+    """Write the page of an audit; ``passed`` says how it was taken where that is not the report's own word."""
     from pellucid.reports import write_page
 
     views: list[Section] = [("Token by token", report.views)] if report.views else []
-    sections = [*_verdicts(report), *views, *extra]
-    write_page(path, f"Audit of {report.target}", sections, subtitle=_outcome(report))
+    subtitle = _outcome(report, report.passed if passed is None else passed)
+    write_page(path, f"Audit of {report.target}", [*_verdicts(report), *views], subtitle=subtitle)
 
 
 def run_page(
@@ -52,7 +52,7 @@ def run_page(
     if sample:
         sections += _sample(run.run)
     sections.append(("Circumstances", _circumstances(run)))
-    subtitle = _outcome(report) if report is not None else f"{run.state}, {run.steps:,} steps, {run.tokens:,} tokens"
+    subtitle = _outcome(report, report.passed) if report is not None else f"{run.state}, {run.steps:,} steps, {run.tokens:,} tokens"
     write_page(path, f"Training run {run.run.resolve().name}", sections, subtitle=subtitle)
 
 
@@ -85,13 +85,15 @@ def _is_newer(path: Path, than: Path) -> bool:
 # ------------------------------------------------------------------------------------------------ an audit
 
 
-def _outcome(report: AuditReport) -> str:
-    failed = [name for name, status in report.verdicts.items() if status in ("leak", "error")]
-    if failed:
-        return f"The audit failed: {', '.join(failed)}."
-    if not report.passed:
-        return "The audit showed nothing: no check could be asked."
-    return f"The audit passed: {len(report.verdicts)} checks in {report.seconds:.1f} s, and none found a leak."
+def _outcome(report: AuditReport, passed: bool) -> str:
+    if passed:
+        asked = sum(status in ("pass", "fragile") for status in report.verdicts.values())
+        return f"The audit passed: {asked} checks in {report.seconds:.1f} s, and none found a leak."
+    for bad in (("leak", "error"), ("fragile",)):
+        failed = [name for name, status in report.verdicts.items() if status in bad]
+        if failed:
+            return f"The audit failed: {', '.join(failed)}."
+    return "The audit showed nothing: no check could be asked."
 
 
 def _verdicts(report: AuditReport) -> list[Section]:

@@ -34,6 +34,7 @@ _MEASURE = (
 
 def heldout_text(config: TrainConfig) -> str:
     """A few lines that a run of ``config`` never learns from; of Python, where a definition begins."""
+    from pellucid.errors import InputError
     from pellucid.training.prepare import open_data
 
     texts = [document.text for document in islice(open_data(config)[1].documents("heldout"), _DOCUMENTS)]
@@ -41,6 +42,8 @@ def heldout_text(config: TrainConfig) -> str:
         found = _BEGINNING.search(text)
         if found and len(text) - found.start() > _CHARACTERS // 2:
             return text[found.start() :][:_CHARACTERS]
+    if not texts:
+        raise InputError("the run holds out no document, so there is no text to show; raise data.heldout_share")
     return max(texts, key=len)[:_CHARACTERS]
 
 

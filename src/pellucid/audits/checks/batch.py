@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import torch
 
 from pellucid.audits.checks.check import Check
-from pellucid.audits.method.bench import Bench, Run
+from pellucid.audits.method.bench import Bench
 from pellucid.audits.method.judge import Index, finding
+from pellucid.audits.method.measure import Run
 from pellucid.audits.method.rows import LENGTHS, against_alone, culprit, rows_of, unmoved
 from pellucid.probe import Request
 from pellucid.records import Finding, Where

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from pellucid.audits.checks.check import Check
-from pellucid.audits.method.bench import Bench, Run, moved, scale_of
+from pellucid.audits.method.bench import Bench
 from pellucid.audits.method.judge import Index, finding, unless_refused
+from pellucid.audits.method.measure import Run, moved, scale_of
 from pellucid.audits.method.rows import against_alone
 from pellucid.probe import Request
 from pellucid.records import Finding, Where

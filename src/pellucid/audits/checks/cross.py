@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from pellucid.audits.checks.check import Check
-from pellucid.audits.method.bench import Bench, Reading, Run, moved, scale_of
+from pellucid.audits.method.bench import Bench
 from pellucid.audits.method.changes import Forward
 from pellucid.audits.method.judge import Index, finding, unless_refused
 from pellucid.audits.method.layers import memory_changed
+from pellucid.audits.method.measure import Reading, Run, moved, scale_of
 from pellucid.audits.method.rows import rows_of
 from pellucid.probe import Request, Side
 from pellucid.records import Finding, Where

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from pellucid.audits.checks.check import Check
-from pellucid.audits.method.bench import Bench, Reading, Run, moved, scale_of
+from pellucid.audits.method.bench import Bench
 from pellucid.audits.method.care import left_as_found
 from pellucid.audits.method.copies import copied, reseeded
 from pellucid.audits.method.judge import Index, finding, unless_refused
+from pellucid.audits.method.measure import Reading, Run, moved, scale_of
 from pellucid.probe import Request
 from pellucid.records import Finding, Where
 

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from pellucid.audits.checks.check import Check
-from pellucid.audits.method.bench import Bench, Reading, Run, moved, scale_of
+from pellucid.audits.method.bench import Bench
 from pellucid.audits.method.care import left_as_found
 from pellucid.audits.method.copies import copied, module_of, probabilities, reseeded, set_dropout
 from pellucid.audits.method.judge import judge, unless_refused
+from pellucid.audits.method.measure import Reading, Run, moved, scale_of
 from pellucid.audits.method.world import random_states
 from pellucid.errors import UnsupportedError
 from pellucid.probe import Request

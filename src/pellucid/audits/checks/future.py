@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from pellucid.audits.checks.check import Check
-from pellucid.audits.method.bench import Bench, Reading, Run, moved, scale_of
+from pellucid.audits.method.bench import Bench
 from pellucid.audits.method.changes import Changes, sample
 from pellucid.audits.method.flow import MeasuredFlow, flow_of, gradients, kept, measured
-from pellucid.audits.method.judge import Index, finding, unless_refused
+from pellucid.audits.method.judge import Index, finding, unless_no_gradient, unless_refused
 from pellucid.audits.method.layers import first_broken_layer
+from pellucid.audits.method.measure import Reading, Run, moved, scale_of
 from pellucid.probe import Request
 from pellucid.records import Finding, Where
 
@@ -39,7 +40,7 @@ def run(bench: Bench) -> Iterator[Finding]:
     if bench.can("cache"):
         yield unless_refused(NAME, _CACHED, lambda: _cached(bench, flow.row))
     if bench.can("embeddings") and not result.failed:
-        yield _gradient(bench, flow.row, flow.may)
+        yield unless_no_gradient(NAME, "gradient", lambda: _gradient(bench, flow.row, flow.may))
 
 
 def ahead_of(may_TT: Tensor) -> Tensor:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from pellucid.audits.checks.check import Check
-from pellucid.audits.method.bench import Bench, Run
+from pellucid.audits.method.bench import Bench
 from pellucid.audits.method.gradients import first_not_finite, gradients, weights_of
-from pellucid.audits.method.judge import Index, finding, judge
+from pellucid.audits.method.judge import Index, finding, judge, unless_no_gradient
+from pellucid.audits.method.measure import Run
 from pellucid.audits.method.rows import against_alone, rows_of
 from pellucid.probe import Request
 from pellucid.records import Finding, Where
@@ -31,7 +33,8 @@ def run(bench: Bench) -> Iterator[Finding]:
             yield Finding(NAME, "not_applicable", message, f"{side} padding")
             continue
         yield _real_rows(bench, f"{side} padding, real rows", request, [short, long])
-        yield _gradients(bench, f"{side} padding, gradients", request)
+        case = f"{side} padding, gradients"
+        yield unless_no_gradient(NAME, case, partial(_gradients, bench, case, request))
         yield _pads(bench, f"{side} padding, hidden slots", request)
 
 

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from pellucid.audits.checks.check import Check
-from pellucid.audits.method.bench import Bench, Reading, Run, _kept_noise, moved, scale_of
+from pellucid.audits.method.bench import Bench
 from pellucid.audits.method.gradients import Gradients, first_difference, gradients
 from pellucid.audits.method.judge import Index, finding
+from pellucid.audits.method.measure import Reading, Run, moved, scale_of
+from pellucid.audits.method.noise import kept_noise
 from pellucid.audits.method.rows import rows_of
 from pellucid.errors import UnsupportedError
 from pellucid.probe import Request
@@ -83,7 +85,7 @@ def _with_noise(run: Run, names: tuple[str, ...], bench: Bench) -> Run:
     for name in names:
         try:
             with run.probe.kernel(name):
-                twin.noise = max(twin.noise, _kept_noise(run, module, request, _STEP))
+                twin.noise = max(twin.noise, kept_noise(run, module, request, _STEP))
         except (UnsupportedError, NotImplementedError, ImportError, ValueError, RuntimeError):
             continue  # it refuses, which is told later
     if twin.noise > 1e-10:
@@ -195,6 +197,7 @@ def _large_weights(bench: Bench, names: tuple[str, ...]) -> Iterator[Finding]:
         return
     run.dtype = exact.dtype
     run = _with_noise(run, names, bench)
+    run.noise *= 10  # far from where it was measured
     yield from _compared(bench, _Layout("large weights", request, graded=False), names, [run])
 
 

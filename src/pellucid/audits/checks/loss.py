@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from pellucid.audits.checks.check import Check
-from pellucid.audits.method.bench import Bench, Reading, Run
+from pellucid.audits.method.bench import Bench
 from pellucid.audits.method.judge import Index, finding
+from pellucid.audits.method.measure import Reading, Run
 from pellucid.audits.method.rows import rows_of
 from pellucid.probe import Request
 from pellucid.records import Finding, Where

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from pellucid.audits.checks.check import Check
-from pellucid.audits.method.bench import Bench, Reading, Run, moved, scale_of
+from pellucid.audits.method.bench import Bench
 from pellucid.audits.method.expected import expected_flow
 from pellucid.audits.method.judge import Index, finding, unless_refused
+from pellucid.audits.method.measure import Reading, Run, moved, scale_of
 from pellucid.audits.method.rows import culprit, unmoved
 from pellucid.probe import Request, Side
 from pellucid.records import Finding, Where

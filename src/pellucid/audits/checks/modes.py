@@ -11,11 +11,12 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _NormBase
 
 from pellucid.audits.checks.check import Check
-from pellucid.audits.method.bench import Bench, Reading, Run, moved, scale_of
+from pellucid.audits.method.bench import Bench
 from pellucid.audits.method.care import left_as_found
 from pellucid.audits.method.copies import NoDropout, copied, module_of, reseeded, set_dropout
 from pellucid.audits.method.gradients import first_difference, gradients
 from pellucid.audits.method.judge import Index, finding, judge, unless_refused
+from pellucid.audits.method.measure import Reading, Run, moved, scale_of
 from pellucid.audits.method.rows import rows_of
 from pellucid.errors import UnsupportedError
 from pellucid.probe import Request

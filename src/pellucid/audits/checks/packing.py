@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from pellucid.audits.checks.check import Check
-from pellucid.audits.method.bench import Bench, Reading, Run, moved, scale_of
-from pellucid.audits.method.judge import Index, finding
+from pellucid.audits.method.bench import Bench
+from pellucid.audits.method.judge import Index, finding, unless_no_gradient
+from pellucid.audits.method.measure import Reading, Run, moved, scale_of
 from pellucid.audits.method.rows import against_alone, culprit, documents, rows_of, unmoved
 from pellucid.probe import Request
 from pellucid.records import Finding, Where
@@ -30,7 +31,7 @@ def run(bench: Bench) -> Iterator[Finding]:
     yield _copy(bench, docs)
     for number in range(1, 4):
         yield _change_one(bench, packed, number)
-    yield _gradients(bench, docs, packed)
+    yield unless_no_gradient(NAME, "gradients", lambda: _gradients(bench, docs, packed))
 
 
 def _against_alone(bench: Bench, case: str, docs: list[list[int]], request: Request) -> Finding:

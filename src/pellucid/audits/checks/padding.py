@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from pellucid.audits.checks.check import Check
-from pellucid.audits.method.bench import Bench, Reading, Run, moved, scale_of
-from pellucid.audits.method.judge import Index, finding
+from pellucid.audits.method.bench import Bench
+from pellucid.audits.method.judge import Index, finding, unless_no_gradient
+from pellucid.audits.method.measure import Reading, Run, moved, scale_of
 from pellucid.audits.method.rows import Change, against_alone, culprit, rows_of, unmoved
 from pellucid.probe import Request, Side
 from pellucid.records import Finding, Where
@@ -42,8 +44,8 @@ def run(bench: Bench) -> Iterator[Finding]:
         yield _other_ids(bench, f"other ids in {side} pads", request)
         if bench.can("embeddings"):
             yield _huge(bench, f"1e4 in {side} pads", request)
-            yield _not_finite(bench, f"NaN in {side} pads", request)
-            yield _gradient(bench, f"gradient to {side} pads", request)
+            for ask, case in ((_not_finite, f"NaN in {side} pads"), (_gradient, f"gradient to {side} pads")):
+                yield unless_no_gradient(NAME, case, partial(ask, bench, case, request))
 
 
 def _against_alone(bench: Bench, case: str, rows: list[list[int]], request: Request) -> Finding:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from pellucid.audits.checks.check import Check
-from pellucid.audits.method.bench import Bench, Reading, Run, moved, scale_of
+from pellucid.audits.method.bench import Bench
 from pellucid.audits.method.judge import Index, finding, judge, unless_refused
+from pellucid.audits.method.measure import Reading, Run, moved, scale_of
 from pellucid.audits.method.past import past_the_end
 from pellucid.audits.method.rows import against_alone, culprit, rows_of, unmoved
 from pellucid.probe import Request

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from pellucid.audits.checks.check import Check
-from pellucid.audits.method.bench import Bench, moved, scale_of
+from pellucid.audits.method.bench import Bench
 from pellucid.audits.method.care import left_as_found
 from pellucid.audits.method.copies import copied, reseeded
 from pellucid.audits.method.held import Leaves, changed, held_by, hooks_of
 from pellucid.audits.method.judge import unless_refused
+from pellucid.audits.method.measure import moved, scale_of
 from pellucid.audits.method.rows import rows_of
 from pellucid.audits.method.world import put_back, random_states, switches
 from pellucid.probe import Request

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 import torch
 
 from pellucid.audits.checks.check import Check
-from pellucid.audits.method.bench import Bench, Run
+from pellucid.audits.method.bench import Bench
 from pellucid.audits.method.changes import Changes
 from pellucid.audits.method.flow import MeasuredFlow, flow_of, kept, measured
 from pellucid.audits.method.layers import LayerFlow, first_broken_layer, layer_flows, layer_names
+from pellucid.audits.method.measure import Run
 from pellucid.records import Finding, Where
 
 NAME = "window"

@@ -6,20 +6,17 @@ import random
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pellucid.audits.method.world import put_back, switches
 
 
 @contextmanager
 def left_as_found(module: nn.Module | None) -> Iterator[None]:
-    """Eval mode inside; outside, mode, weights, buffers and every random state are what they were."""
-    modes = [] if module is None else [(m, m.training) for m in module.modules()]
-    tensors = [] if module is None else [*module.parameters(), *module.buffers()]
-    kept = [tensor.detach().clone() for tensor in tensors]
-    buffers = [(m, dict(m._buffers)) for m, _ in modes if isinstance(m._buffers, dict)]  # not of a scripted module
+    """Eval mode inside; outside, modes, flags, weights, buffers, gradients, hooks and random states are as before."""
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
@@ -29,16 +26,38 @@ def left_as_found(module: nn.Module | None) -> Iterator[None]:
         if "numpy" in sys.modules:
             numpy_random = sys.modules["numpy"].random
             stack.callback(numpy_random.set_state, numpy_random.get_state())
-        try:
-            if module is not None:
-                module.eval()
-            yield
-        finally:
-            for part, training in modes:
-                part.training = training
-            for part, named in buffers:
-                part._buffers.update(named)
-            with torch.no_grad():
-                for tensor, before in zip(tensors, kept, strict=True):
-                    if not torch.equal(tensor, before):
-                        tensor.copy_(before)
+        if module is not None:
+            _restore_later(stack, module)
+            module.eval()
+        yield
+
+
+def _restore_later(stack: ExitStack, module: nn.Module) -> None:
+    """Everything of a module that answering may change, each put back by itself."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        stack.callback(_put_back_values, tensor, tensor.detach().clone())
+    for weight in module.parameters():
+        stack.callback(_put_back_gradient, weight, weight.requires_grad, weight.grad)
+    for part in module.modules():
+        stack.callback(setattr, part, "training", part.training)
+        for name in ("_buffers", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks"):
+            held = getattr(part, name, None)
+            if isinstance(held, dict):  # not of a scripted module
+                stack.callback(_put_back_entries, held, dict(held))
+
+
+def _put_back_values(tensor: Tensor, before: Tensor) -> None:
+    with torch.no_grad():
+        if not torch.equal(tensor, before):
+            tensor.copy_(before)
+
+
+def _put_back_gradient(weight: nn.Parameter, required: bool, grad: Tensor | None) -> None:
+    weight.requires_grad_(required)
+    weight.grad = grad
+
+
+def _put_back_entries(held: dict[Any, Any], before: dict[Any, Any]) -> None:
+    if held.keys() != before.keys() or any(held[name] is not value for name, value in before.items()):
+        held.clear()
+        held.update(before)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from pellucid.audits.method.bench import Bench, Reading, Run, moved, scale_of
+from pellucid.audits.method.bench import Bench
+from pellucid.audits.method.measure import Reading, Run, moved, scale_of
 from pellucid.probe import Request
 
 Forward = Callable[[Run, Request], torch.Tensor]

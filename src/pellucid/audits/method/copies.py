@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
-from pellucid.audits.method.bench import Run
+from pellucid.audits.method.measure import Run
 from pellucid.errors import UnsupportedError
 
 _NESTED = 3  # how deep configurations are looked through for probabilities

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pellucid.audits.method.bench import Bench, Reading, Run
+from pellucid.audits.method.bench import Bench
 from pellucid.audits.method.changes import Changes, sample
 from pellucid.audits.method.expected import expected_flow
 from pellucid.audits.method.judge import Index, finding, judge
+from pellucid.audits.method.measure import Reading, Run
 from pellucid.probe import Request
 from pellucid.records import LONGEST_VIEW, MOST_WEIGHTS, Finding, Flow, TokenView, Where
 
@@ -133,7 +134,10 @@ def _suspects(bench: Bench, row: list[int]) -> list[int]:
     if len(row) * len(row) <= bench.most_tokens or not bench.can("embeddings"):
         return []
     may_TT = expected_flow(bench.probe.rules, Request.from_rows([row]))[0]
-    queries, sizes_QT = gradients(bench, row)
+    try:
+        queries, sizes_QT = gradients(bench, row)
+    except RuntimeError:  # it takes no gradient, which the gradient's own case will tell
+        return []
     found_QT = torch.where(may_TT[queries], 0.0, sizes_QT) > 1e-3 * bench.native.rounding * float(sizes_QT.max())
     return found_QT.any(0).nonzero()[:, 0].tolist()[: bench.most_tokens // len(row) // 2]
 

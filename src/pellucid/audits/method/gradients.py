@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pellucid.audits.method.bench import Bench, Run, scale_of
+from pellucid.audits.method.bench import Bench
+from pellucid.audits.method.measure import Run, scale_of
 from pellucid.probe import Request
 
 Gradients = dict[str, Tensor]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from pellucid.audits.method.bench import Bench, Reading, Run
+from pellucid.audits.method.bench import Bench
+from pellucid.audits.method.measure import Reading, Run
 from pellucid.errors import UnsupportedError
 from pellucid.records import Finding, Status, Where
 
@@ -88,6 +90,9 @@ def _seen(readings: list[Reading]) -> str:
     return ", ".join(f"{reading.run.name} moves by {reading.largest:.1e}" for reading in readings)
 
 
+_NO_GRADIENT = re.compile("grad|backward|derivative|inplace", re.IGNORECASE)
+
+
 def unless_refused(check: str, case: str, answer: Callable[[], Finding]) -> Finding:
     """The answer; *not applicable* where the target says that it does not do this: a refusal is no fault."""
     try:
@@ -95,6 +100,17 @@ def unless_refused(check: str, case: str, answer: Callable[[], Finding]) -> Find
     except (UnsupportedError, NotImplementedError) as error:
         reason = str(error) or type(error).__name__
         return Finding(check, "not_applicable", f"the target refuses: {reason}", case)
+
+
+def unless_no_gradient(check: str, case: str, answer: Callable[[], Finding]) -> Finding:
+    """The answer; *not applicable* where the target takes no gradient, as one that works in place may not."""
+    try:
+        return answer()
+    except RuntimeError as error:
+        said = " ".join(str(error).split())[:200]
+        if not _NO_GRADIENT.search(said):
+            raise
+        return Finding(check, "not_applicable", f"no gradient can be taken: {said}", case)
 
 
 def finding(

@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pellucid.audits.method.bench import Bench, Reading, Run, moved, scale_of
+from pellucid.audits.method.bench import Bench
 from pellucid.audits.method.expected import expected_flow
 from pellucid.audits.method.judge import judge
+from pellucid.audits.method.measure import Reading, Run, moved, scale_of
 from pellucid.probe import Request
 
 
@@ -115,7 +116,7 @@ def _found(run: Run, count: int, request: Request) -> tuple[str, ...]:
 
 
 class _Taken:
-    """A layer's input and output in the unchanged run."""
+    """A layer's input and output in the unchanged run: copies, for either may be written over later."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -127,11 +128,12 @@ class _Taken:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         self.calls += 1
         where = _stream_at(args, kwargs)
-        self.given = None if where is None else _stream(args, kwargs, where)
+        self.given = None if where is None else _stream(args, kwargs, where).clone()
         return args, kwargs
 
     def leave(self, _: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        self.gave = output
+        first = _first(output)
+        self.gave = output if first is None else _with_first(output, first.clone())
         return output
 
     def is_stream(self, shape: tuple[int, int]) -> bool:
@@ -172,7 +174,7 @@ class _Changed:
         before_BTD, after_BTD = self._rows_first(before), self._rows_first(after)
         self.sizes_TT[:, list(self.keys)] = moved(before_BTD, after_BTD).T.cpu()
         self.scale = scale_of(before_BTD)
-        return self.taken.gave
+        return _with_first(self.taken.gave, before.clone())
 
     def _rows_first(self, x: Tensor) -> Tensor:
         return x if x.shape[0] == len(self.keys) and x.shape[1] == len(self.sizes_TT) else x.transpose(0, 1)

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from pellucid.audits.method.bench import Bench, Run, moved
+from pellucid.audits.method.bench import Bench
+from pellucid.audits.method.measure import Run, moved
 from pellucid.errors import ShapeError, UnsupportedError
 from pellucid.probe import Request
 from pellucid.records import Finding, Where

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from pellucid.audits.method.bench import Bench, Reading, Run, moved, scale_of
+from pellucid.audits.method.bench import Bench
+from pellucid.audits.method.measure import Reading, Run, moved, scale_of
 from pellucid.probe import Request
 
 LENGTHS = (3, 5, 1)

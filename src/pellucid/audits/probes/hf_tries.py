@@ -7,50 +7,24 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
 from pellucid.audits.method.care import left_as_found
+from pellucid.audits.probes.hf_found import Found, close, longest, remembers, replaced, tried, worked
 from pellucid.errors import InputError
-from pellucid.probe import Capability, Request, Side
+from pellucid.probe import Capability, Request
 
 if TYPE_CHECKING:
-    from pellucid.audits.probes.hf import HFProbe
+    from pellucid.audits.probes.hf_base import HFProbe
 
 _CACHES = ("cache", "past_key_values", "cache_params", "state", "mems", "past_buckets_states")
 _KERNELS = ("eager", "sdpa")
-_NEAR = 1e-4
-
-
-@dataclass(frozen=True)
-class Found:
-    """What was found.
-
-    ``offset`` is added to positions (None: none are taken). ``pad`` stands in padded slots where a class counts by
-    the ids themselves. ``divisor``: the loss can be asked for as a sum. ``shifts``: labels are shifted inside.
-    ``local_mask``: with a cache the mask is that of the new slots only, as recurrent classes take it. ``tried``: the
-    search is over.
-    """
-
-    capabilities: frozenset[Capability] = frozenset()
-    kernels: tuple[str, ...] = ()
-    sides: tuple[Side, ...] = ("right", "left", "both")
-    max_length: int | None = None
-    scores: int = 0
-    offset: int | None = None
-    pad: int | None = None
-    divisor: bool = False
-    shifts: bool = True
-    cache_argument: str = ""
-    cache_attribute: str = ""
-    local_mask: bool = False
-    attention_attribute: str = ""
-    tried: bool = False
 
 
 def found_in(probe: HFProbe) -> Found:
@@ -65,11 +39,11 @@ def found_in(probe: HFProbe) -> Found:
 
 class _Tries:
     def __init__(self, probe: HFProbe) -> None:
-        self.probe, self.config = probe, probe.module.config
+        self.probe, self.config = probe, cast(Any, probe.module.config)
         free = [token for token in range(probe.vocab_size) if token not in probe.forbidden_tokens]
         if len(free) < 2:
             raise InputError(f"{probe.name} has {len(free)} tokens that may be used as text; an audit needs 2 or more")
-        self.free, self.max_length = free, _longest(probe)
+        self.free, self.max_length = free, longest(probe)
         self.row = self.tokens(min(6, self.max_length or 6))
         self.can: set[Capability] = set()
 
@@ -91,7 +65,7 @@ class _Tries:
         for name, works in (
             ("packing", self.packs), ("embeddings", self.embeds), ("checkpointing", self.recomputes),
         ):  # fmt: skip
-            if _worked(works):
+            if worked(works):
                 self.can.add(name)  # type: ignore[arg-type]
         if probe.kind == "seq2seq":
             self.can.add("source")
@@ -123,7 +97,7 @@ class _Tries:
         for offset in (0, pad + 1 if isinstance(pad, int) else 1):
             self.probe.found = Found(offset=offset)
             with self.probe.asked("with position ids given"):
-                if _worked(lambda: _close(self.scores(request), plain)):
+                if worked(lambda: close(self.scores(request), plain)):
                     return offset
         return None
 
@@ -134,9 +108,9 @@ class _Tries:
 
         def moves() -> bool:
             with self.probe.asked("with position ids given"):
-                return not _close(self.scores(spread), self.scores(request))
+                return not close(self.scores(spread), self.scores(request))
 
-        return self.max_length is None or (self.max_length > 5 and _worked(moves))
+        return (self.max_length is None or self.max_length > 5) and worked(moves)
 
     def padding(self, found: Found) -> Found:
         """A class that counts slots itself, or counts by pad ids, is padded as its users must."""
@@ -154,21 +128,21 @@ class _Tries:
 
         if not extra:
             return found
-        if _worked(lambda: _close(answers(padded), alone)):
+        if worked(lambda: close(answers(padded), alone)):
             third = padded.with_tokens(torch.where(padded.real, padded.tokens, self.free[-2]))
-            same = _worked(lambda: _close(answers(other), answers(third)))
-            by_ids = pad == 0 and same and _worked(lambda: not _close(answers(other), alone))
+            same = worked(lambda: close(answers(other), answers(third)))
+            by_ids = pad == 0 and same and worked(lambda: not close(answers(other), alone))
             return replace(found, pad=pad) if by_ids else found  # what is no pad is counted, whatever the mask says
-        if isinstance(pad, int) and _worked(lambda: _close(answers(padded, pad), alone)):
+        if isinstance(pad, int) and worked(lambda: close(answers(padded, pad), alone)):
             return replace(found, pad=pad)
-        if "positions" not in self.can and _worked(lambda: _close(answers(padded, pad), answers(other, pad))):
+        if "positions" not in self.can and worked(lambda: close(answers(padded, pad), answers(other, pad))):
             return replace(found, sides=("right",))  # no pad's content moves it: it counts slots
         return found
 
     def packs(self) -> bool:
         """Whether the library looks for documents in the positions of a plain row, in models of attention alone."""
         masks = sys.modules.get("transformers.masking_utils")
-        if masks is None or "positions" not in self.can or self.probe.kind != "causal" or _remembers(self.probe.module):
+        if masks is None or "positions" not in self.can or self.probe.kind != "causal" or remembers(self.probe.module):
             return False
         looked: list[bool] = []
         find = masks.find_packed_sequence_indices
@@ -177,7 +151,7 @@ class _Tries:
             looked.append(True)
             return find(*given, **named)
 
-        with _replaced(masks, "find_packed_sequence_indices", watched):
+        with replaced(masks, "find_packed_sequence_indices", watched):
             self.scores(Request.packed([self.row[:3], self.row[3:]]))
         return bool(looked)
 
@@ -188,7 +162,7 @@ class _Tries:
         embeddings_BTD = self.probe.embed(request)
         plain, same = self.scores(request), self.scores(request.with_embeddings(embeddings_BTD))
         other = self.scores(request.with_embeddings(embeddings_BTD.flip(1)))
-        return embeddings_BTD.dim() == 3 and _close(plain, same) and not _close(plain, other)
+        return embeddings_BTD.dim() == 3 and close(plain, same) and not close(plain, other)
 
     def recomputes(self) -> bool:
         if not getattr(self.probe.module, "supports_gradient_checkpointing", False):
@@ -215,22 +189,22 @@ class _Tries:
             mean = self.probe.ask(arguments, labels=labels_BT).loss
             return bool(torch.isclose(one, 2 * two)) and not bool(torch.isclose(one, mean))
 
-        if not _worked(lambda: works(divisor=False)):
+        if not worked(lambda: works(divisor=False)):
             return found
         self.can.add("loss")
-        return replace(found, divisor=_worked(sums) and _worked(lambda: works(divisor=True)))
+        return replace(found, divisor=worked(sums) and worked(lambda: works(divisor=True)))
 
     def caches(self, found: Found) -> Found:
         if "use_cache" not in self.probe.takes:
             return found
         request = Request.from_rows([self.row]).to(next(self.probe.module.parameters()).device)
-        answer = _tried(lambda: self.probe.ask(self.probe.arguments(request), use_cache=True))
+        answer = tried(lambda: self.probe.ask(self.probe.arguments(request), use_cache=True))
         for name in _CACHES:
             held = getattr(answer, name, None) if answer is not None else None
             if held is None or name not in self.probe.takes:
                 continue
             self.probe.found = found = replace(found, cache_argument=name, cache_attribute=name)
-            if not _worked(lambda: self.goes_on(request)):
+            if not worked(lambda: self.goes_on(request)):
                 continue
             self.can.update({"cache", "snapshot"})
             if hasattr(held, "reorder_cache"):
@@ -253,9 +227,9 @@ class _Tries:
             cache = self.probe.new_cache(*request.shape)
             self.probe.extend(request.part(0, 3), cache)
             steps = [self.probe.extend(request.part(slot, slot + 1), cache) for slot in (3, 4)]
-            return _close(torch.cat(steps, 1), plain)
+            return close(torch.cat(steps, 1), plain)
 
-        return not _worked(lambda: answers(local=False)) and _worked(lambda: answers(local=True))
+        return not worked(lambda: answers(local=False)) and worked(lambda: answers(local=True))
 
     def goes_on(self, request: Request) -> bool:
         cache = self.probe.new_cache(1, 6)
@@ -264,23 +238,23 @@ class _Tries:
         return True
 
     def kernels(self, found: Found) -> Found:
-        module = self.probe.module
-        able = getattr(module, "_can_set_attn_implementation", lambda: False)
+        able = getattr(self.probe.module, "_can_set_attn_implementation", lambda: False)
         request = Request.from_rows([self.row])
 
         def works(name: str) -> bool:
             with self.probe.kernel(name):
-                if module.config._attn_implementation != name:
+                if getattr(self.config, "_attn_implementation", "") != name:
                     return False
                 self.scores(request)
             return True
 
-        names = tuple(n for n in _KERNELS if _worked(lambda n=n: works(n))) if _worked(lambda: bool(able())) else ()
+        offered = _KERNELS if worked(lambda: bool(able())) else ()
+        names = tuple(name for name in offered if worked(partial(works, name)))
         if len(names) > 1:
             self.can.add("kernels")
         for attribute in ("attentions", "decoder_attentions"):
             self.probe.found = replace(found, attention_attribute=attribute)
-            if "eager" in names and _worked(lambda: self.gives_weights(request)):
+            if "eager" in names and worked(lambda: self.gives_weights(request)):
                 self.can.add("attention")
                 return replace(found, kernels=names, attention_attribute=attribute)
         return replace(found, kernels=names)
@@ -289,57 +263,3 @@ class _Tries:
         layers = self.probe.attention(request.to(next(self.probe.module.parameters()).device))
         length = request.shape[1]
         return bool(layers) and all(layer.dim() == 4 and layer.shape[-2:] == (length, length) for layer in layers)
-
-
-def _longest(probe: HFProbe) -> int | None:
-    """How many positions there are: what the table of learned ones holds. Computed ones have no bound."""
-    text = getattr(probe.module.config, "text_config", None) or probe.module.config
-    names = ("max_position_embeddings", "n_positions", "n_ctx", "max_target_positions", "max_seq_len")
-    given = [value for name in names if isinstance(value := getattr(text, name, None), int) and value > 0]
-    if not given:
-        return None
-    words = probe.module.get_input_embeddings() if hasattr(probe.module, "get_input_embeddings") else None
-    for part in probe.module.modules():
-        if (
-            isinstance(part, torch.nn.Embedding)
-            and part is not words
-            and given[0] <= part.num_embeddings <= given[0] + 4
-        ):
-            counts_from_pad = part.num_embeddings == given[0] and part.padding_idx is not None
-            return given[0] - part.padding_idx - 1 if counts_from_pad else given[0]
-    return None
-
-
-def _remembers(module: torch.nn.Module) -> bool:
-    """Whether something besides attention carries tokens on: recurrences and convolutions take no positions."""
-    if any(isinstance(part, torch.nn.Conv1d) for part in module.modules()):
-        return True
-    words = ("mamba", "recurrent", "linear_attention", "conv", "hybrid", "compress")
-    kinds = getattr(getattr(module.config, "text_config", None) or module.config, "layer_types", None) or ()
-    return any(word in str(kind) for kind in kinds for word in words)
-
-
-def _close(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and float((a - b).abs().max()) <= _NEAR * (1 + float(a.abs().max()))
-
-
-def _tried(call: Callable[[], Any]) -> Any:
-    """What a call gives, None where it raises: anybody's code is tried here."""
-    try:
-        return call()
-    except Exception:  # noqa: BLE001
-        return None
-
-
-def _worked(call: Callable[[], bool]) -> bool:
-    return _tried(call) is True
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)

@@ -7,7 +7,7 @@ the same model with one of them wrong. It takes requests as they are and is its 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -279,13 +279,16 @@ class ToyProbe(Probe):
 
 @contextmanager
 def set_for_now(target: object, name: str, value: object) -> Iterator[None]:
-    """While inside, ``target.name`` is ``value``."""
-    before = getattr(target, name)
+    """While inside, ``target.name`` is ``value``; afterwards the target has what it had of its own, and no more."""
+    own, before = name in vars(target), getattr(target, name)
     setattr(target, name, value)
     try:
         yield
     finally:
-        setattr(target, name, before)
+        if own:
+            setattr(target, name, before)
+        else:
+            delattr(target, name)
 
 
 @contextmanager
@@ -300,6 +303,3 @@ def weights_kept(toy: Toy) -> Iterator[list[Tensor]]:
 
     with set_for_now(toy, "weights", keeping):
         yield kept
-
-
-__all__: Sequence[str] = ("Slots", "Toy", "ToyCache", "ToyProbe")

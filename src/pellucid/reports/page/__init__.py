@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from pellucid.reports.page.assemble import Section, page_html
@@ -34,4 +35,5 @@ def write_page(path: str | Path, title: str, sections: Sequence[Section], *, sub
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(target)) from error
     finally:
-        unfinished.unlink(missing_ok=True)
+        with suppress(OSError):  # what went wrong before is what matters
+            unfinished.unlink(missing_ok=True)

@@ -1,0 +1,98 @@
+"""What was found about a transformers model, and the small questions that finding it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from pellucid.probe import Capability, Side
+
+if TYPE_CHECKING:
+    from pellucid.audits.probes.hf_base import HFProbe
+
+_NEAR = 1e-4
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was found.
+
+    ``offset`` is added to positions (None: none are taken). ``pad`` stands in padded slots where a class counts by
+    the ids themselves. ``divisor``: the loss can be asked for as a sum. ``shifts``: labels are shifted inside.
+    ``local_mask``: with a cache the mask is that of the new slots only, as recurrent classes take it. ``tried``: the
+    search is over.
+    """
+
+    capabilities: frozenset[Capability] = frozenset()
+    kernels: tuple[str, ...] = ()
+    sides: tuple[Side, ...] = ("right", "left", "both")
+    max_length: int | None = None
+    scores: int = 0
+    offset: int | None = None
+    pad: int | None = None
+    divisor: bool = False
+    shifts: bool = True
+    cache_argument: str = ""
+    cache_attribute: str = ""
+    local_mask: bool = False
+    attention_attribute: str = ""
+    tried: bool = False
+
+
+def longest(probe: HFProbe) -> int | None:
+    """How many positions there are: what the table of learned ones holds. Computed ones have no bound."""
+    text = getattr(probe.module.config, "text_config", None) or probe.module.config
+    names = ("max_position_embeddings", "n_positions", "n_ctx", "max_target_positions", "max_seq_len")
+    given = [value for name in names if isinstance(value := getattr(text, name, None), int) and value > 0]
+    if not given:
+        return None
+    words = tried(lambda: probe.module.get_input_embeddings())  # type: ignore[operator]
+    for part in probe.module.modules():
+        if (
+            isinstance(part, torch.nn.Embedding)
+            and part is not words
+            and given[0] <= part.num_embeddings <= given[0] + 4
+        ):
+            pad = part.padding_idx if part.num_embeddings == given[0] else None
+            return given[0] if pad is None else given[0] - pad - 1  # counted from behind the pad id
+    return None
+
+
+def remembers(module: torch.nn.Module) -> bool:
+    """Whether something besides attention carries tokens on: recurrences and convolutions take no positions."""
+    if any(isinstance(part, torch.nn.Conv1d) for part in module.modules()):
+        return True
+    words = ("mamba", "recurrent", "linear_attention", "conv", "hybrid", "compress")
+    kinds = getattr(getattr(module.config, "text_config", None) or module.config, "layer_types", None) or ()
+    return any(word in str(kind) for kind in kinds for word in words)
+
+
+def close(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and float((a - b).abs().max()) <= _NEAR * (1 + float(a.abs().max()))
+
+
+def tried(call: Callable[[], Any]) -> Any:
+    """What a call gives, None where it raises: anybody's code is tried here."""
+    try:
+        return call()
+    except Exception:  # noqa: BLE001
+        return None
+
+
+def worked(call: Callable[[], bool]) -> bool:
+    return tried(call) is True
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
