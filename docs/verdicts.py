@@ -43,17 +43,12 @@ def classes() -> list[tuple[str, str, str]]:
 
 def built(kind: str, model_type: str, class_name: str) -> Any:
     """The class over a tiny config, with weights that matter."""
-    import torch
     import transformers
-    from tiny_models import reweighted, tiny_config
-    from tiny_special import SPECIAL
 
-    torch.manual_seed(0)
-    model_class = getattr(transformers, class_name)
-    special = SPECIAL.get((kind, model_type), SPECIAL.get(model_type, {}))
-    if callable(special):
-        return reweighted(special(model_class))
-    return reweighted(model_class(tiny_config(model_class.config_class, kind, special)))
+    from pellucid.audits.probes.hf_tiny import tiny_model
+
+    del model_type
+    return tiny_model(getattr(transformers, class_name), kind)
 
 
 def audited(kind: str, model_type: str, class_name: str, checks: list[str]) -> dict[str, Any]:
@@ -200,6 +195,7 @@ def main() -> None:
             children.append(child)
         for child in children:
             os.waitpid(child, 0)
+        CACHE.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept().values()))
     from verdicts_page import page
 
     PAGE.write_text(page(kept(), classes(), REPRODUCERS, versions()))

@@ -44,9 +44,7 @@ def batches(steps: int) -> list[pl.Batch]:
     text = inspect.getsource(argparse).encode("ascii", "replace")
     generator = torch.Generator().manual_seed(0)
     starts = torch.randint(len(text) - LENGTH, (steps, ROWS), generator=generator).tolist()
-    return [
-        objectives.causal(pl.Batch.from_rows([list(text[at : at + LENGTH]) for at in row])) for row in starts
-    ]
+    return [objectives.causal(pl.Batch.from_rows([list(text[at : at + LENGTH]) for at in row])) for row in starts]
 
 
 def train(model: torch.nn.Module, steps: int) -> list[float]:

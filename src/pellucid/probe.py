@@ -24,7 +24,7 @@ Capability = Literal[
     "loss",  # loss()
     "cache",  # new_cache() and extend()
     "reorder",  # cache.reorder(index_B): row r goes on as row index_B[r]
-    "crop",  # cache.crop(keep): only the first ``keep`` slots stay
+    "crop",  # cache.crop(keep): only the first ``keep`` slots stay; a negative number drops that many, or is refused
     "snapshot",  # cache.snapshot(): a copy that shares nothing
     "unused",  # cache.fill_unused(value): writes into every slot that holds no token yet
     "source",  # requests that carry a source: an encoder and a decoder that reads it

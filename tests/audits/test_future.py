@@ -146,3 +146,57 @@ def test_vocabulary_is_read_off_the_target():
     probe = TokensProbe(Both())
     assert probe.vocab_size == 11
     assert probe.capabilities == {"embeddings"}
+
+
+class LooksAcross(nn.Module):
+    """One output reads one token far ahead: between the tokens that a sample would change."""
+
+    def __init__(self, blind=False):
+        super().__init__()
+        self.table, self.out, self.blind = nn.Embedding(500, 8), nn.Linear(8, 500), blind
+
+    def forward(self, tokens):
+        x = self.table(tokens)
+        y = x.cumsum(1)
+        if tokens.shape[1] > 233:
+            ahead = 0.1 * x[:, 233]
+            y = y + nn.functional.pad(
+                (ahead.detach() if self.blind else ahead)[:, None], (0, 0, 100, tokens.shape[1] - 101)
+            )
+        return self.out(y)
+
+
+@pytest.mark.parametrize("blind", [False, True])
+def test_one_pair_in_a_long_sequence_is_found(blind):
+    report = audit(LooksAcross(blind), checks=["future"], length=300)
+    assert not report.passed
+
+
+@pytest.mark.parametrize("how", ["length", "positions from the end", "largest id"])
+def test_what_follows_must_not_be_felt_in_any_way(how):
+    class Feels(LooksAcross):
+        def forward(self, tokens):
+            x = self.table(tokens).cumsum(1)
+            if how == "length":
+                x = x / tokens.shape[1]
+            elif how == "positions from the end":
+                x = x + torch.arange(tokens.shape[1]).flip(0)[:, None]
+            else:
+                x = x / (1 + tokens.max(1).values[:, None, None])
+            return self.out(x)
+
+    assert [audit(Feels(), checks=["future"], seed=seed).passed for seed in range(3)] == [False] * 3
+
+
+def test_a_convolution_that_casts_inside_is_not_accused():
+    class Casts(LooksAcross):
+        def forward(self, tokens):
+            x, slots = self.table(tokens), tokens.shape[1]
+            kernel = torch.linspace(1, 0, 64)[:slots, None].expand(slots, 8)
+            mixed = torch.fft.irfft(
+                torch.fft.rfft(x.float(), 2 * slots, 1) * torch.fft.rfft(kernel, 2 * slots, 0), 2 * slots, 1
+            )
+            return self.out(mixed[:, :slots].to(x.dtype))
+
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        assert audit(Casts().to(dtype), checks=["future"]).passed

@@ -147,6 +147,14 @@ def test_attention_and_kernels() -> None:
     assert probe.module.config._attn_implementation == before
 
 
+def test_an_audited_model_keeps_its_outputs() -> None:
+    model = llama(attn_implementation="eager")
+    audit(model, probe_for_hf(model), ["trace"], length=7)
+    answer = model(torch.tensor([[5, 6, 7]]), output_attentions=True, output_hidden_states=True)
+    assert len(answer.attentions) == 2
+    assert len(answer.hidden_states) == 3
+
+
 def test_an_all_ones_mask_ends_the_isolation_of_packs() -> None:
     model = llama()
     report = audit(model, probe_for_hf(model), ["packing"], length=7)

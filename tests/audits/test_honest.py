@@ -39,7 +39,7 @@ def probe_of(make, dtype):
     return TokensProbe(module, rules=WINDOWED.get(make, TokensProbe(module).rules))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], **named)
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)], **named)
 @pytest.mark.parametrize("make", [*TOKENS_ONLY, *MASKED, Lm, Encoder], **named)
 def test_nobody_honest_is_accused(make, dtype):
     report = audit(probe=probe_of(make, dtype), length=12)

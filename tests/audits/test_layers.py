@@ -192,3 +192,18 @@ def test_hooks_are_gone_after_an_exception_too():
     stack = Raises()
     assert audit(stack, checks=["window"]).verdicts == {"window": "error"}
     assert all(not m._forward_hooks and not m._forward_pre_hooks for m in stack.modules())
+
+
+def test_one_rule_stands_for_all_layers_that_can_be_told_apart():
+    class Local(Stack):
+        def sees(self, back_TT, layer):
+            return (back_TT >= 0) & (back_TT < 3)
+
+        probe = None  # as somebody's own module, which says nothing
+
+    probe = TokensProbe(Local(), rules=[causal() & window(3)])
+    assert len(probe.rules) == 3
+    report = audit(probe=probe, checks=["future", "window"])
+    assert report.verdicts == {"future": "pass", "window": "pass"}
+    wrong = audit(probe=TokensProbe(Local(), rules=[causal() & window(2)]), checks=["window"])
+    assert wrong.verdicts == {"window": "leak"}

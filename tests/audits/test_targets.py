@@ -1,5 +1,6 @@
 """What a user types, and what an audit writes for build servers and test suites."""
 
+import json
 import subprocess
 import sys
 import textwrap
@@ -11,6 +12,7 @@ from torch import nn
 
 from pellucid.audits import Toy, audit, twins
 from pellucid.audits.junit import write_junit
+from pellucid.audits.probes.hf_load import from_folder
 from pellucid.audits.targets import from_text
 from pellucid.errors import InputError
 
@@ -156,3 +158,63 @@ def test_a_budget_samples_and_then_stops():
     assert audit(Late(), length=40, budget=60, checks=["future"]).passed
     with pytest.raises(InputError, match="budget is 0"):
         audit(Late(), budget=0)
+
+
+def test_classes_of_transformers_are_built_tiny():
+    pytest.importorskip("transformers")
+    model = from_text("transformers:GPT2LMHeadModel")
+    assert sum(parameter.numel() for parameter in model.parameters()) < 200_000
+    report = audit(model, checks=["future", "batch"])
+    assert report.verdicts == {"future": "pass", "batch": "pass"}
+    with pytest.raises(InputError, match="cannot be built from a tiny config"):
+        from_text("transformers:PreTrainedModel")
+
+
+def test_a_class_is_no_model():
+    with pytest.raises(InputError, match="Late is a class; audit an instance of it"):
+        audit(Late)
+
+
+def test_weights_that_hold_nothing_are_refused():
+    with pytest.raises(InputError, match="meta device"):
+        audit(Late().to("meta"))
+
+
+def test_a_target_that_ends_the_program_is_a_finding(mine):
+    class Exits(Late):
+        def forward(self, tokens):
+            if tokens.shape[1] > 2:
+                raise SystemExit(0)
+            return super().forward(tokens)
+
+    assert audit(Exits(), checks=["future"]).verdicts == {"future": "error"}
+    (mine / "leaving.py").write_text("import sys\n\ndef make():\n    sys.exit(0)\n")
+    with pytest.raises(InputError, match="cannot be made: SystemExit"):
+        from_text("leaving:make")
+
+
+@pytest.fixture
+def saved(tmp_path):
+    pytest.importorskip("transformers")
+    from_text("transformers:GPT2LMHeadModel").save_pretrained(tmp_path / "m")
+    return tmp_path / "m"
+
+
+def test_a_folder_of_transformers_is_loaded_without_its_code(saved):
+    assert audit(from_folder(saved), checks=["future"]).passed
+    config = json.loads((saved / "config.json").read_text())
+    for changes, said in (
+        ({"architectures": ["NoSuchModel"], "auto_map": {"AutoModel": "evil.py--Model"}}, "no such model"),
+        ({"architectures": 3}, "names the architecture None"),
+        ({"architectures": ["os"]}, "no such model"),
+    ):
+        (saved / "config.json").write_text(json.dumps(config | changes))
+        with pytest.raises(InputError, match=said):
+            from_folder(saved)
+    (saved / "config.json").write_text("[1")
+    with pytest.raises(InputError, match="is no JSON"):
+        from_folder(saved)
+    (saved / "config.json").write_text(json.dumps(config))
+    (saved / "model.safetensors").write_bytes(b"no weights")
+    with pytest.raises(InputError, match="cannot be loaded as GPT2LMHeadModel"):
+        from_folder(saved)

@@ -78,6 +78,7 @@ def test_twin_is_caught_by_its_check(twin):
         assert wrong.where == FIRST[twin.name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("twin", TWINS, ids=lambda twin: twin.name)
 def test_twin_is_caught_in_float64_too(twin):
     probe = twin.probe()

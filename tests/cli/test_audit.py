@@ -38,7 +38,7 @@ def test_a_leak_is_exit_1_and_written_everywhere(folder, capsys):
     assert main(command) == 1
     told = json.loads(capsys.readouterr().out)
     assert (told["passed"], told["verdicts"], told["length"]) == (False, {"future": "leak"}, 24)
-    assert ElementTree.parse("a.xml").getroot().attrib["failures"] == "1"
+    assert int(ElementTree.parse("a.xml").getroot().attrib["failures"]) >= 1
     page = (folder / "a.html").read_text()
     assert "row 0, query 0, key 1" in page
     assert "<svg" in page

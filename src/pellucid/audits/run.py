@@ -117,6 +117,8 @@ def audit(
     if budget is not None and not 0 < budget < math.inf:
         raise InputError(f"budget is {budget}, but a number of seconds above 0 is needed; leave it out for no bound")
     start = time.perf_counter()
+    for module in (target, getattr(probe, "module", None)):
+        _refuse_meta(module)
     probe = probe_for(target) if probe is None else probe
     _refuse_incomplete(probe)
     findings: list[Finding] = []
@@ -134,10 +136,11 @@ def _pictures(bench: Bench) -> tuple[tuple[Flow, ...], tuple[TokenView, ...]]:
     measured = bench.measured("flow")
     if not isinstance(measured, MeasuredFlow):
         return (), ()
+    views: tuple[TokenView, ...] = ()
     try:
         views = (measured.view(bench),)
     except Exception:  # noqa: BLE001 (the target is anybody's code, and a picture is no verdict)
-        views = ()
+        pass
     return (measured.record(bench.probe.name),), views
 
 
@@ -159,6 +162,8 @@ def probe_for(target: object) -> Probe:
 
     Known are transformers models, torch's own layers, and anything else that takes tokens and gives logits.
     """
+    if isinstance(target, type):
+        raise InputError(f"{target.__name__} is a class; audit an instance of it: {target.__name__}(…)")
     own = getattr(target, "probe", None)
     if inspect.ismethod(own):
         made: Probe = own()
@@ -176,6 +181,11 @@ def probe_for(target: object) -> Probe:
 
 def _lacking(probe: object) -> list[str]:
     return [name for name in _PARTS if not hasattr(probe, name)]
+
+
+def _refuse_meta(module: object) -> None:
+    if isinstance(module, nn.Module) and any(t.is_meta for t in (*module.parameters(), *module.buffers())):
+        raise InputError("the target has weights on the meta device, which hold nothing; build it on a real one")
 
 
 def _refuse_incomplete(probe: object) -> None:
@@ -203,7 +213,7 @@ def _answers(check: Check, bench: Bench) -> list[Finding]:
             return [Finding(check.name, "not_applicable", message)]
         for finding in check.run(bench):
             found.append(finding)
-    except Exception as error:  # noqa: BLE001 (the target is anybody's code)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 (the target is anybody's code)
         found.append(Finding(check.name, "error", _raised(error)))
     return found
 
@@ -220,7 +230,7 @@ def _not_applicable(check: Check, bench: Bench) -> str:
     return ""
 
 
-def _raised(error: Exception) -> str:
+def _raised(error: BaseException) -> str:
     """The exception on one line, with the place that raised it."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     text = " ".join(str(error).split()) or "no message"

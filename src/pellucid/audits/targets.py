@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from pellucid.audits.probes.hf_tiny import is_pretrained_class, tiny_model
 from pellucid.errors import InputError
 
 _KINDS = "a checkpoint folder, a Hugging Face folder, or module:attribute such as mypackage.models:make_model"
@@ -45,7 +46,7 @@ def _imported(name: str, text: str) -> Any:
         if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
             raise InputError(f"there is no module {name!r} to audit {text!r} from; give {_KINDS}") from None
         raise InputError(f"{name} cannot be imported: {error}; install what it needs") from error
-    except Exception as error:  # anybody's code
+    except (Exception, SystemExit) as error:  # anybody's code
         raise InputError(f"{name} cannot be imported: {type(error).__name__}: {_line(error)}") from error
     finally:
         sys.path.remove(here)
@@ -55,11 +56,13 @@ def _made(found: Any, text: str) -> object:
     """A model as it is; a class or a factory is called, if it can be called without arguments."""
     if isinstance(found, nn.Module) or not callable(found):
         return found
+    if is_pretrained_class(found):
+        return tiny_model(found)
     if not isinstance(found, type) and _takes_one(found):
         return found  # a function of tokens
     try:
         return found()
-    except Exception as error:  # anybody's code
+    except (Exception, SystemExit) as error:  # anybody's code
         hint = "write a factory without arguments and name that"
         raise InputError(f"{text} cannot be made: {type(error).__name__}: {_line(error)}; {hint}") from error
 
@@ -73,5 +76,5 @@ def _takes_one(function: Callable[..., object]) -> bool:
     return any(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
 
 
-def _line(error: Exception) -> str:
+def _line(error: BaseException) -> str:
     return " ".join(str(error).split())[:300] or "no message"

@@ -59,7 +59,7 @@ def audit(
     Exits with 1 when something leaks or raises, when nothing could be shown, or by --strict when something is fragile.
 
     \b
-    Examples:
+    Example:
       pellucid audit my-model --checks future,padding,cache
       pellucid audit mypackage.models:make_model --html audit.html
       pellucid audit transformers:GPT2LMHeadModel --budget 30
@@ -67,9 +67,10 @@ def audit(
     from pellucid.audits import audit as ask
     from pellucid.audits.junit import write_junit
 
-    found, probe = _found(target)
-    probe = _held_to(found, probe, expect)
-    with common.Progress(as_json) as progress:
+    with common.stdout_to_stderr():
+        found, probe = _found(target)
+        probe = _held_to(found, probe, expect)
+    with common.Progress(as_json) as progress, common.stdout_to_stderr():
         report = ask(
             found, probe, common.names(checks), length=length, budget=budget, seed=seed, progress=progress.step
         )
@@ -80,7 +81,7 @@ def audit(
         from pellucid.cli.page import audit_page
 
         audit_page(html, report, passed)
-    _tell(report, passed, as_json)
+    _tell(report, passed, as_json, length)
 
 
 def _found(target: str) -> tuple[object, Probe | None]:
@@ -118,7 +119,7 @@ def _held_to(found: object, probe: Probe | None, expect: str | None) -> Probe | 
     return probe
 
 
-def _tell(report: AuditReport, passed: bool, as_json: bool) -> None:
+def _tell(report: AuditReport, passed: bool, as_json: bool, length: int) -> None:
     from pellucid.reports import show
 
     if as_json:
@@ -126,6 +127,17 @@ def _tell(report: AuditReport, passed: bool, as_json: bool) -> None:
         common.print_json(told)
     else:
         show(report.table(), sys.stdout)
-        took = "" if report.length is None else f" (sequences of up to {report.length} tokens, {report.seconds:.1f} s)"
-        typer.echo(("passed" if passed else "failed") + took)
+        typer.echo(("passed" if passed else "failed") + f" ({'; '.join(_circumstances(report, length))})")
     raise typer.Exit(0 if passed else 1)
+
+
+def _circumstances(report: AuditReport, length: int) -> list[str]:
+    """What a verdict has to be read with."""
+    told = [f"{report.seconds:.1f} s"]
+    if report.length is not None:
+        shorter = f": it does not take {length}" if report.length < length else ""
+        told.insert(0, f"sequences of up to {report.length} tokens{shorter}")
+    unasked = sum(finding.message.startswith("not asked") for finding in report.findings)
+    if unasked:
+        told.append(f"{unasked} of {len(report.verdicts)} checks not asked, the budget was spent")
+    return told

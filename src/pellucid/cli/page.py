@@ -52,7 +52,11 @@ def run_page(
     if sample:
         sections += _sample(run.run)
     sections.append(("Circumstances", _circumstances(run)))
-    subtitle = _outcome(report, report.passed) if report is not None else f"{run.state}, {run.steps:,} steps, {run.tokens:,} tokens"
+    subtitle = (
+        _outcome(report, report.passed)
+        if report is not None
+        else f"{run.state}, {run.steps:,} steps, {run.tokens:,} tokens"
+    )
     write_page(path, f"Training run {run.run.resolve().name}", sections, subtitle=subtitle)
 
 

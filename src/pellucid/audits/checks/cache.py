@@ -15,6 +15,7 @@ from pellucid.audits.method.bench import Bench
 from pellucid.audits.method.judge import Index, finding, unless_refused
 from pellucid.audits.method.measure import Run, moved, scale_of
 from pellucid.audits.method.rows import against_alone
+from pellucid.errors import UnsupportedError
 from pellucid.probe import Request
 from pellucid.records import Finding, Where
 
@@ -197,9 +198,11 @@ def _taken_back(cache: Any, keep: int) -> bool:
     """Crop; False where more was to be taken back than there is and the cache refused, as it may."""
     try:
         cache.crop(keep)
-    except (ValueError, IndexError):
-        if keep >= -LENGTH:
+    except (ValueError, IndexError) as error:
+        if keep >= 0:
             raise
+        if keep >= -LENGTH:
+            raise UnsupportedError(f"its crop takes no {keep}") from error
         return False
     return True
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from pellucid.audits.checks.check import Check
 from pellucid.audits.method.bench import Bench
-from pellucid.audits.method.changes import Changes, sample
-from pellucid.audits.method.flow import MeasuredFlow, flow_of, gradients, kept, measured
+from pellucid.audits.method.changes import Changes, inside
+from pellucid.audits.method.flow import MeasuredFlow, flow_of, gradients, kept, measured, reached
 from pellucid.audits.method.judge import Index, finding, unless_no_gradient, unless_refused
 from pellucid.audits.method.layers import first_broken_layer
 from pellucid.audits.method.measure import Reading, Run, moved, scale_of
@@ -33,14 +33,22 @@ def run(bench: Bench) -> Iterator[Finding]:
     result = kept(bench, flow, hidden_TT, NAME, "tokens", lambda q, k: first_broken_layer(bench, flow.row, q, k))
     yield result
     yield _reaction(bench, flow)
-    if len(flow.changes.keys) < len(flow.row) and all(rule.ahead == 0 for rule in bench.probe.rules):
-        yield _tails(bench, flow.row)
-    for way in bench.probe.ways if all(rule.ahead == 0 for rule in bench.probe.rules) else ():
-        yield _tails(bench, flow.row, way)
+    if all(rule.ahead == 0 for rule in bench.probe.rules):
+        yield from _behind_cuts(bench, flow)
     if bench.can("cache"):
         yield unless_refused(NAME, _CACHED, lambda: _cached(bench, flow.row))
     if bench.can("embeddings") and not result.failed:
         yield unless_no_gradient(NAME, "gradient", lambda: _gradient(bench, flow.row, flow.may))
+
+
+def _behind_cuts(bench: Bench, flow: MeasuredFlow) -> Iterator[Finding]:
+    """What stands behind a cut, and whether anything does: for targets in which nobody looks ahead."""
+    if len(flow.changes.keys) < len(flow.row):
+        yield _tails(bench, flow.row)
+    for way in bench.probe.ways:
+        yield _tails(bench, flow.row, way)
+    if len(flow.row) > 3:
+        yield _shorter(bench, flow.row)
 
 
 def ahead_of(may_TT: Tensor) -> Tensor:
@@ -51,7 +59,7 @@ def ahead_of(may_TT: Tensor) -> Tensor:
 def _tails(bench: Bench, row: list[int], way: str = "") -> Finding:
     """Of a long sequence, everything after a cut at once: no output before it may move, in whatever way it is asked."""
     case = way or "whole tails"
-    cuts = sample(len(row) - 1, _few(bench, row))
+    cuts = inside(len(row), max(4, _few(bench, row)))
     before = Request.from_rows([row] * len(cuts))
     after_BT = torch.arange(len(row))[None] > torch.tensor(cuts)[:, None]
     after = bench.fresh(before, after_BT)
@@ -126,17 +134,36 @@ def _reaction(bench: Bench, flow: MeasuredFlow) -> Finding:
 
 def _gradient(bench: Bench, row: list[int], may_TT: Tensor) -> Finding:
     """d out[i] / d x[j] is exactly 0 for every j that i must not see."""
-    queries, sizes_QT = gradients(bench, row)
-    largest, hidden_QT = float(sizes_QT.max()), torch.where(may_TT[queries], 0.0, sizes_QT)
-    size, limit = float(hidden_QT.max()), 1e-3 * bench.native.rounding * float(sizes_QT.max())
+    asked_RT, sizes_RT = gradients(bench, row)
+    largest, hidden_RT = float(sizes_RT.max()), torch.where(reached(may_TT, asked_RT), 0.0, sizes_RT)
+    size, limit = float(hidden_RT.max()), 1e-3 * bench.native.rounding * float(sizes_RT.max())
     if size <= limit:
         decided = f"{size:.0e} beside {largest:.0e}" if size else "exactly 0"
-        message = f"no gradient flows from {len(queries)} outputs to any token that they must not see"
+        message = "no gradient flows to a token that must not be seen, from single outputs and from all before a cut"
         return Finding(NAME, "pass", message, "gradient", size=size, decided=decided)
-    number, key = (hidden_QT > limit).nonzero()[0].tolist()
-    query = int(queries[number])
-    message = f"a gradient flows from the output at {query} to token {key}, although changing it moved nothing"
+    number, key = (hidden_RT > limit).nonzero()[0].tolist()
+    query = int(asked_RT[number].nonzero()[-1])
+    message = f"a gradient flows from the outputs up to {query} to token {key}, although changing it moved nothing"
     return Finding(NAME, "fragile", message, "gradient", Where(0, query, key), size)
+
+
+def _shorter(bench: Bench, row: list[int]) -> Finding:
+    """A row that ends earlier: how many tokens follow is news from the future too."""
+    case, cuts = "cut short", [cut + 1 for cut in inside(len(row), 3)]
+
+    def measure(run: Run) -> Reading:
+        whole, sizes_CT = run.logits(Request.from_rows([row])), torch.zeros(len(cuts), len(row), dtype=torch.float64)
+        for number, cut in enumerate(cuts):
+            sizes_CT[number, :cut] = moved(whole[:, :cut], run.logits(Request.from_rows([row[:cut]])))[0]
+        return Reading(run, sizes_CT, scale_of(whole))
+
+    def place(run: Run, index: Index) -> tuple[Where, str]:
+        del run
+        number, query = index
+        return Where(0, query), f"the output at {query} is another when the row ends after {cuts[number]} tokens"
+
+    good = f"outputs are the same when the row ends after {', '.join(map(str, cuts))} tokens"
+    return finding(bench, NAME, case, bench.read(measure), bits=False, good=good, place=place)
 
 
 CHECK = Check(NAME, "Does any output move by a token ahead that it must not see?", run, length=2)

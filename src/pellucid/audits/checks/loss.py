@@ -11,7 +11,7 @@ from torch import Tensor
 from pellucid.audits.checks.check import Check
 from pellucid.audits.method.bench import Bench
 from pellucid.audits.method.judge import Index, finding
-from pellucid.audits.method.measure import Reading, Run
+from pellucid.audits.method.measure import ROUNDING, Reading, Run
 from pellucid.audits.method.rows import rows_of
 from pellucid.probe import Request
 from pellucid.records import Finding, Where
@@ -65,7 +65,7 @@ def _by_definition(bench: Bench, case: str, request: Request) -> Iterator[Findin
         want = float(wanted(run, request).sum())
         got = run.loss(request)[0]
         size = abs(got - want) if math.isfinite(got) else math.inf
-        return Reading(run, torch.tensor([size], dtype=torch.float64), 1 + abs(want))
+        return Reading(run, torch.tensor([_beyond(bench, run, size, want)], dtype=torch.float64), 1 + abs(want))
 
     def place(run: Run, index: Index) -> tuple[Where, str]:
         del index
@@ -75,6 +75,11 @@ def _by_definition(bench: Bench, case: str, request: Request) -> Iterator[Findin
 
     good = f"{learnt} tokens counted, each predicted by the slot before it"
     yield finding(bench, NAME, case, bench.read(measure, of_loss=True), bits=False, good=good, place=place)
+
+
+def _beyond(bench: Bench, run: Run, size: float, want: float) -> float:
+    """``size``, and 0 where a loss that is taken in float32 whatever the logits are explains it."""
+    return 0.0 if bench.loss_is_coarse(run) and size <= ROUNDING[torch.float32] * (1 + abs(want)) else size
 
 
 def _likely(run: Run, request: Request, got: float) -> str:
@@ -139,7 +144,8 @@ def _adds_up(bench: Bench, rows: list[list[int]]) -> Finding:
         whole = run.loss(Request.from_rows(rows))[0]
         dealt = ([[rows[0]], [rows[1]], [rows[2]]], [[rows[0], rows[2]], [rows[1]]])
         sums = [sum(run.loss(Request.from_rows(part))[0] for part in parts) for parts in dealt]
-        sizes = torch.tensor([abs(whole - total) for total in sums], dtype=torch.float64)
+        differences = [_beyond(bench, run, abs(whole - total), whole) for total in sums]
+        sizes = torch.tensor(differences, dtype=torch.float64)
         return Reading(run, sizes, 1 + abs(whole))
 
     def place(run: Run, index: Index) -> tuple[Where, str]:

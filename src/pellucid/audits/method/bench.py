@@ -20,7 +20,7 @@ from pellucid.records import Status
 Measure = Callable[[Run], Reading]
 Made = TypeVar("Made")
 
-_LENGTHS = (16, 12, 9, 8, 6)
+_LENGTHS = (24, 16, 12, 9, 8, 6)
 _MOST_TOKENS = 640
 
 
@@ -42,7 +42,8 @@ class Bench:
         """The length of the long sequences: as wanted, or the longest of a few that the target can take."""
         wanted = min(self.wanted_length, self.probe.max_length or self.wanted_length)
         first: Exception | None = None
-        for length in (wanted, *(shorter for shorter in _LENGTHS if shorter < wanted)):
+        halves = [wanted >> times for times in range(1, 12) if wanted >> times > _LENGTHS[0]]
+        for length in (wanted, *halves, *(shorter for shorter in _LENGTHS if shorter < wanted)):
             try:
                 self.native.logits(Request.from_rows([self.tokens(length)]))
             except (IndexError, RuntimeError, ValueError, AssertionError, PellucidError) as error:
@@ -93,7 +94,7 @@ class Bench:
     def not_finite(self) -> str:
         """What is wrong with the outputs of a plain row (empty: nothing)."""
         logits = self.native.logits(self._plain)
-        bad = (~logits.isfinite()).any(-1).nonzero().tolist()
+        bad = (logits.isnan() | logits.isposinf() | logits.isneginf().all(-1, keepdim=True)).any(-1).nonzero().tolist()
         return f"the outputs of {self.probe.name} are not finite from slot {bad[0][1]} on" if bad else ""
 
     def can(self, *capabilities: Capability) -> bool:
@@ -157,6 +158,16 @@ class Bench:
     def read(self, measure: Measure, *, of_loss: bool = False) -> list[Reading]:
         """The same measurement in every precision; ``of_loss``: in those in which the target's loss comes."""
         return [measure(run) for run in self.runs if not of_loss or run is self.native or run is self.loss_run]
+
+    def loss_is_coarse(self, run: Run) -> bool:
+        """Whether the loss of a target that answers in float64 comes in less."""
+
+        def ask() -> bool:
+            with torch.no_grad():
+                total, _ = run.probe.loss(run.placed(self._plain))
+            return run.dtype == torch.float64 and total.dtype != torch.float64
+
+        return self.once(f"coarse loss in {run.name}", ask)
 
     @cached_property
     def loss_run(self) -> Run:

@@ -40,10 +40,26 @@ def _restore_later(stack: ExitStack, module: nn.Module) -> None:
         stack.callback(_put_back_gradient, weight, weight.requires_grad, weight.grad)
     for part in module.modules():
         stack.callback(setattr, part, "training", part.training)
-        for name in ("_buffers", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks"):
+        stack.callback(_put_back_flags, part, _flags(part))
+        if isinstance(
+            getattr(part, "_buffers", None), dict
+        ):  # tables made on the way stay: other attributes tell of them
+            stack.callback(part._buffers.update, dict(part._buffers))
+        for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks"):
             held = getattr(part, name, None)
             if isinstance(held, dict):  # not of a scripted module
                 stack.callback(_put_back_entries, held, dict(held))
+
+
+def _flags(part: nn.Module) -> dict[str, bool]:
+    """A module's own switches: transformers notes in one that its hooks are there, which must go with the hooks."""
+    return {name: value for name, value in vars(part).items() if isinstance(value, bool) and name != "training"}
+
+
+def _put_back_flags(part: nn.Module, before: dict[str, bool]) -> None:
+    for name in _flags(part).keys() - before.keys():
+        del vars(part)[name]
+    vars(part).update(before)
 
 
 def _put_back_values(tensor: Tensor, before: Tensor) -> None:

@@ -22,6 +22,11 @@ def sample(length: int, most: int) -> list[int]:
     return sorted({1, *(round(i * (length - 1) / max(most - 2, 1)) for i in range(most - 1))})
 
 
+def inside(length: int, count: int) -> list[int]:
+    """At most ``count`` places before the last, evenly spread: a cut behind each leaves something behind it."""
+    return sorted({(number + 1) * (length - 1) // (count + 1) for number in range(count)})
+
+
 class Changes:
     """Change single tokens of one sequence and watch every output, ``forward`` saying how it is run.
 
@@ -37,7 +42,8 @@ class Changes:
         self.keys = sorted({*first, *sample(len(row), max(most - len(first), 4))})
         ends = bench.ends
         self.random = [bench.other(token) for token in row]
-        self.special = [ends[1] if token == ends[0] else ends[0] for token in row]
+        middle = sum(ends) / 2
+        self.special = [ends[1] if token < middle else ends[0] for token in row]
 
     @property
     def coverage(self) -> str:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pellucid.audits.method.bench import Bench
-from pellucid.audits.method.changes import Changes, sample
+from pellucid.audits.method.changes import Changes, inside, sample
 from pellucid.audits.method.expected import expected_flow
 from pellucid.audits.method.judge import Index, finding, judge
 from pellucid.audits.method.measure import Reading, Run
@@ -135,23 +135,38 @@ def _suspects(bench: Bench, row: list[int]) -> list[int]:
         return []
     may_TT = expected_flow(bench.probe.rules, Request.from_rows([row]))[0]
     try:
-        queries, sizes_QT = gradients(bench, row)
+        asked_RT, sizes_RT = gradients(bench, row)
     except RuntimeError:  # it takes no gradient, which the gradient's own case will tell
         return []
-    found_QT = torch.where(may_TT[queries], 0.0, sizes_QT) > 1e-3 * bench.native.rounding * float(sizes_QT.max())
-    return found_QT.any(0).nonzero()[:, 0].tolist()[: bench.most_tokens // len(row) // 2]
+    found_RT = torch.where(reached(may_TT, asked_RT), 0.0, sizes_RT) > 1e-3 * bench.native.rounding * float(
+        sizes_RT.max()
+    )
+    return found_RT.any(0).nonzero()[:, 0].tolist()[: bench.most_tokens // len(row) // 2]
+
+
+def reached(may_TT: Tensor, asked_RT: Tensor) -> Tensor:
+    """``Bool[R, T]``: keys that at least one of a row's queries may see."""
+    return (asked_RT.float() @ may_TT.float()) > 0
 
 
 def gradients(bench: Bench, row: list[int]) -> tuple[Tensor, Tensor]:
-    """Some queries, and ``[Q, T]``: how large d out[query] / d x[key] is. Each row of one batch asks for one query."""
+    """``Bool[R, T]`` queries, and ``[R, T]``: how large the gradient of their outputs is at each key.
+
+    Half of the rows ask for one query each, half for all queries up to a cut: into what comes after a cut no
+    gradient may flow from any of them, which looks at every pair across it at once.
+    """
 
     def measure() -> tuple[Tensor, Tensor]:
-        run, queries = bench.native, torch.tensor(sample(len(row), max(4, min(8, bench.most_tokens // len(row)))))
-        request = Request.from_rows([row] * len(queries))
+        run, count = bench.native, max(2, min(4, bench.most_tokens // len(row) // 2))
+        places = torch.arange(len(row))
+        single_RT = torch.tensor(sample(len(row), count))[:, None] == places
+        asked_RT = torch.cat([single_RT, places <= torch.tensor(inside(len(row), count))[:, None]])
+        request = Request.from_rows([row] * len(asked_RT))
         embeddings = run.embed(request).requires_grad_()
         logits = run.differentiable(request.with_embeddings(embeddings))
-        (logits[torch.arange(len(queries)), queries] * bench.directions(logits)).sum().backward(inputs=[embeddings])
+        weighted_RT = (logits * bench.directions(logits)).sum(-1)
+        weighted_RT[asked_RT.to(logits.device)].sum().backward(inputs=[embeddings])
         assert embeddings.grad is not None
-        return queries, embeddings.grad.abs().amax(-1).double().cpu()
+        return asked_RT, embeddings.grad.abs().amax(-1).double().cpu()
 
     return bench.once(f"gradients {row}", measure)

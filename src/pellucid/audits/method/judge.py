@@ -121,4 +121,6 @@ def finding(
     if verdict.status == "pass":
         return Finding(check, "pass", good, case, size=verdict.size, decided=verdict.decided)
     where, message = place(verdict.reading.run, verdict.first)
+    if verdict.size == math.inf:
+        message += " (it becomes NaN or infinite)"
     return Finding(check, verdict.status, message, case, where, verdict.size, verdict.decided)

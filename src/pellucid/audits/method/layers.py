@@ -88,31 +88,31 @@ def layer_names(bench: Bench) -> tuple[str, ...]:
     """The submodules that are the layers: named by the probe, or found by watching one run."""
 
     def find() -> tuple[str, ...]:
-        probe = bench.probe
+        probe, count = bench.probe, len(bench.probe.rules)
         if probe.layer_names is not None:
-            return probe.layer_names if len(probe.layer_names) == len(probe.rules) else ()
-        return _found(bench.native, len(probe.rules), Request.from_rows([bench.tokens(min(5, bench.length))]))
+            return probe.layer_names if len(probe.layer_names) == count else ()
+        request = Request.from_rows([bench.tokens(min(4, bench.length))])  # a source is 5 long
+        return next((names for names in stacks(bench.native, request) if len(names) == count), ())
 
     return bench.once("layer names", find)
 
 
-def _found(run: Run, count: int, request: Request) -> tuple[str, ...]:
-    """A list of ``count`` modules, each called once, in order, with a hidden stream and giving one."""
+def stacks(run: Run, request: Request) -> list[tuple[str, ...]]:
+    """Lists of modules, each called once with a hidden stream and giving one: what layers look like from outside."""
     module = run.probe.module
-    lists = [] if module is None else [
-        [f"{name}.{number}".removeprefix(".") for number in range(count)]
+    if module is None:
+        return []
+    lists = [
+        tuple(f"{name}.{number}".removeprefix(".") for number in range(len(part)))
         for name, part in module.named_modules()
-        if isinstance(part, nn.ModuleList | nn.Sequential) and len(part) == count
-    ]  # fmt: skip
-    assert module is not None or not lists
-    for names in lists:
-        taken = [_Taken() for _ in names]
-        with _watching([module.get_submodule(name) for name in names], taken):  # type: ignore[union-attr]
-            run.logits(request)
-        streams = [each for each in taken if each.calls == 1 and each.is_stream(request.shape)]
-        if len(streams) == count:
-            return tuple(names)
-    return ()
+        if isinstance(part, nn.ModuleList | nn.Sequential) and len(part)
+    ]
+    names = [name for each in lists for name in each]
+    taken = {name: _Taken() for name in names}
+    with _watching([module.get_submodule(name) for name in names], list(taken.values())):
+        run.logits(request)
+    streams = {name for name, each in taken.items() if each.calls == 1 and each.is_stream(request.shape)}
+    return [each for each in lists if streams.issuperset(each)]
 
 
 class _Taken:

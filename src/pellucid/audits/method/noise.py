@@ -11,11 +11,12 @@ from pellucid.audits.method.measure import Run
 from pellucid.probe import Request
 
 
-def kept_noise(run: Run, module: nn.Module, request: Request, step: float = 2.0**-26) -> float:
+def kept_noise(run: Run, module: nn.Module, request: Request, step: float = 2.0**-22) -> float:
     """The rounding a float64 copy still shows: large when the module casts to less precision inside.
 
-    Three runs with weights scaled by 1, 1 + e and 1 + 2e: for e = 2⁻²⁶ a smooth function's second difference
-    is about e² = 2e-16, while inner roundings to float32 do not cancel and show up at their own size.
+    Three runs with weights scaled by 1, 1 + e and 1 + 2e: for e = 2⁻²², some of float32's own steps, a smooth
+    function's second difference is about e² = 6e-14, while inner roundings to float32 do not cancel and show up at
+    their own size.
     """
     weights = [p for p in module.parameters() if p.is_floating_point()]
     kept = [p.detach().clone() for p in weights]

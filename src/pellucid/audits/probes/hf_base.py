@@ -24,8 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from pellucid.audits.probes.hf_cache import HFCache, refuse_gaps
+from pellucid.audits.probes.hf_found import Found, remembers
 from pellucid.audits.probes.hf_rules import Kind, rules_of, text_config
-from pellucid.audits.probes.hf_tries import Found, found_in
+from pellucid.audits.probes.hf_tries import found_in
 from pellucid.errors import InputError, UnsupportedError
 from pellucid.probe import Probe, Request, embeddings_replaced
 
@@ -58,7 +59,7 @@ class HFProbe(Probe):
         self.vocab_size = min(self.vocab_size, self.found.scores or self.vocab_size)
         given = {ALL_ONES: self.mask_argument, POSITIONS: self.position_argument}
         self.ways = tuple(way for way, argument in given.items() if self._can_be_given(argument))
-        self.shift_invariant = "positions" in self.capabilities and _only_rotates(model.config)
+        self.shift_invariant = "positions" in self.capabilities and not remembers(model) and _only_rotates(model.config)
 
     def logits(self, request: Request) -> Tensor:
         with self._embeddings(request):

@@ -52,15 +52,19 @@ def longest(probe: HFProbe) -> int | None:
     if not given:
         return None
     words = tried(lambda: probe.module.get_input_embeddings())  # type: ignore[operator]
-    for part in probe.module.modules():
-        if (
-            isinstance(part, torch.nn.Embedding)
-            and part is not words
-            and given[0] <= part.num_embeddings <= given[0] + 4
-        ):
+    for name, part in probe.module.named_modules():
+        if not isinstance(part, torch.nn.Embedding) or part is words or not _of_text(name, part):
+            continue
+        if given[0] <= part.num_embeddings <= given[0] + 4:
             pad = part.padding_idx if part.num_embeddings == given[0] else None
             return given[0] if pad is None else given[0] - pad - 1  # counted from behind the pad id
     return None
+
+
+def _of_text(name: str, table: torch.nn.Embedding) -> bool:
+    """Whether a table may be one of learned places in text: sinusoids grow, other media have their own."""
+    other = any(word in name for word in ("audio", "vision", "visual", "image"))
+    return not other and "inusoid" not in type(table).__name__
 
 
 def remembers(module: torch.nn.Module) -> bool:

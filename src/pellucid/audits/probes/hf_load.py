@@ -36,7 +36,7 @@ def from_folder(path: Path) -> nn.Module:
     config = _read(path / "config.json")
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
-    kind = getattr(transformers, name, None) if name and name.isidentifier() else None
+    kind: Any = getattr(transformers, name, None) if name and name.isidentifier() else None
     if not isinstance(kind, type) or not issubclass(kind, transformers.PreTrainedModel):
         known = f"transformers {transformers.__version__} has no such model"
         raise InputError(f"{path / 'config.json'} names the architecture {name!r}, but {known}; its code is not run")

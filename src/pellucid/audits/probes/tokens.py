@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from pellucid.audits.method.care import left_as_found
+from pellucid.audits.method.layers import stacks
+from pellucid.audits.method.measure import Run
 from pellucid.errors import InputError, ShapeError
 from pellucid.probe import Capability, Probe, Request, Visibility, embeddings_replaced
 from pellucid.visibility import causal
@@ -20,8 +22,9 @@ class TokensProbe(Probe):
 
     What it returns may also be an object whose ``.logits`` are these.
 
-    Taken for causal unless ``rules`` declare what it is. Positions, padding and segments cannot be given to such a
-    target, so it is not asked about them.
+    Taken for causal unless ``rules`` declare what it is: one for each layer, or one for all. Layers are told from
+    outside where they stand in one ``ModuleList``; where they cannot be, one rule is the whole model's. Positions,
+    padding and segments cannot be given to such a target, so it is not asked about them.
     """
 
     def __init__(
@@ -41,6 +44,8 @@ class TokensProbe(Probe):
         self.module = target if isinstance(target, nn.Module) else None
         self._embedding, seen = self._try_out(vocab_size is not None)
         self.vocab_size = seen if vocab_size is None else vocab_size
+        if len(self.rules) == 1 and self.vocab_size:
+            self.rules *= max(len(self._layers()), 1)
         self.capabilities: frozenset[Capability] = frozenset() if self._embedding is None else frozenset({"embeddings"})
 
     def logits(self, request: Request) -> Tensor:
@@ -54,8 +59,22 @@ class TokensProbe(Probe):
         return result
 
     def over(self, module: nn.Module) -> TokensProbe:
-        rules = self.rules if self.declared else None
-        return TokensProbe(module, vocab_size=self.vocab_size, rules=rules, max_length=self.max_length, name=self.name)
+        probe = TokensProbe(
+            module, vocab_size=self.vocab_size, rules=self.rules, max_length=self.max_length, name=self.name
+        )
+        probe.declared = self.declared
+        return probe
+
+    def _layers(self) -> tuple[str, ...]:
+        """The names of the layers, where there is one stack of them and no other."""
+        if self.module is None:
+            return ()
+        with left_as_found(self.module):
+            try:
+                found = stacks(Run(self), Request.from_rows([[1, 0]]))
+            except Exception:  # noqa: BLE001 (anybody's code; the audit itself reports what it raises)
+                return ()
+        return found[0] if len(found) == 1 else ()
 
     def _called(self, tokens_BT: Tensor) -> Tensor:
         result = self.target(tokens_BT)

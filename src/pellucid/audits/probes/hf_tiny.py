@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 
+from pellucid.audits.probes.hf_special import SPECIAL
+from pellucid.errors import InputError
+
 VOCABULARY = 120
 LAYERS = 4
 _WIDTH, _HEADS, _HEAD = 32, 4, 8
@@ -83,11 +86,33 @@ def tiny_config(config_class: type, kind: str, special: dict[str, Any] | None = 
     if not _patterned(base) and not set(special or {}) & set(_LISTS):
         given |= {key: 2 for key in given if key in _COUNTS} | {key: given[key][:2] for key in given if key in _LISTS}
     given.update(special or {})
-    given = {key: value for key, value in given.items() if value is not _LEAVE}
     return config_class(**given)
 
 
-_LEAVE = object()
+def is_pretrained_class(found: object) -> bool:
+    """Whether it is one of transformers' model classes, known by what it offers."""
+    return isinstance(found, type) and hasattr(found, "from_pretrained") and hasattr(found, "config_class")
+
+
+def tiny_model(model_class: Any, kind: str | None = None) -> torch.nn.Module:
+    """A class of transformers over a tiny config of its own, with random weights that matter.
+
+    Raises:
+        InputError: the class cannot be built so.
+    """
+    kind = kind or ("causal" if model_class.__name__.endswith(("CausalLM", "LMHeadModel")) else "masked")
+    try:
+        model_type = model_class.config_class.model_type
+        special = SPECIAL.get((kind, model_type), SPECIAL.get(model_type, {}))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return reweighted(model_class(tiny_config(model_class.config_class, kind, special)))
+    except Exception as error:  # anybody's code
+        said = " ".join(str(error).split())[:200]
+        raise InputError(
+            f"{model_class.__name__} cannot be built from a tiny config: {type(error).__name__}: {said}; "
+            "write a factory that builds it and name that"
+        ) from error
 
 
 def _patterned(config: Any) -> bool:
