@@ -8,6 +8,7 @@ import math
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -137,10 +138,8 @@ def _pictures(bench: Bench) -> tuple[tuple[Flow, ...], tuple[TokenView, ...]]:
     if not isinstance(measured, MeasuredFlow):
         return (), ()
     views: tuple[TokenView, ...] = ()
-    try:
+    with suppress(Exception):  # the target is anybody's code, and a picture is no verdict
         views = (measured.view(bench),)
-    except Exception:  # noqa: BLE001 (the target is anybody's code, and a picture is no verdict)
-        pass
     return (measured.record(bench.probe.name),), views
 
 

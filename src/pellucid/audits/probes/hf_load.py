@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
@@ -36,12 +36,12 @@ def from_folder(path: Path) -> nn.Module:
     config = _read(path / "config.json")
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
-    kind: Any = getattr(transformers, name, None) if name and name.isidentifier() else None
+    kind = getattr(transformers, name, None) if name and name.isidentifier() else None
     if not isinstance(kind, type) or not issubclass(kind, transformers.PreTrainedModel):
         known = f"transformers {transformers.__version__} has no such model"
         raise InputError(f"{path / 'config.json'} names the architecture {name!r}, but {known}; its code is not run")
     try:
-        model: nn.Module = kind.from_pretrained(
+        model: nn.Module = cast(Any, kind).from_pretrained(
             path, local_files_only=True, use_safetensors=True, trust_remote_code=False
         )
     except Exception as error:  # anybody's files
