@@ -246,3 +246,27 @@ def test_what_is_not_understood_is_only_assumed() -> None:
 class _Config:
     def __init__(self, **given: Any) -> None:
         vars(self).update(given)
+
+
+def test_a_probe_leaves_what_its_owner_has_set():
+    """Building one tries out what a model can do, recomputing activations too."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=40, **sizes))
+    model.gradient_checkpointing_enable()
+    kept = [getattr(part, "gradient_checkpointing", None) for part in model.modules()]
+    probe = HFCausalProbe(model)
+    with probe.checkpointing():
+        pass
+    assert [getattr(part, "gradient_checkpointing", None) for part in model.modules()] == kept
+    assert any(kept)
+
+
+def test_a_loss_taken_in_float32_is_not_accused_in_float64():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=100, **sizes)).double()
+    assert audit(model, checks=["loss"]).verdicts == {"loss": "pass"}

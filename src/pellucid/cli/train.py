@@ -130,7 +130,8 @@ class _StartUp:
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            if handler is not None:  # None: not Python's to put back
+                signal.signal(number, handler)
         if self._noted is not None:
             raise _exit(self._noted, aloud=True)
 

@@ -40,7 +40,8 @@ class Interrupts:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            if handler is not None:  # None: not Python's to put back
+                signal.signal(number, handler)
 
     def begin(self) -> None:
         """From now on there is something to finish. One that came before and was swallowed on its way is raised."""

@@ -128,8 +128,8 @@ class HFProbe(Probe):
     def kernel(self, name: str) -> Iterator[None]:
         configs = _configs(self.module)
         before = [config._attn_implementation for config in configs]
-        self.module.set_attn_implementation(name)  # type: ignore[operator]
         try:
+            self.module.set_attn_implementation(name)  # type: ignore[operator]
             yield
         finally:
             for config, implementation in zip(configs, before, strict=True):
@@ -137,11 +137,17 @@ class HFProbe(Probe):
 
     @contextmanager
     def checkpointing(self) -> Iterator[None]:
-        self.module.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+        names = ("gradient_checkpointing", "_gradient_checkpointing_func")
+        parts = [part for part in self.module.modules() if hasattr(part, names[0])]
+        before = [{name: getattr(part, name) for name in names if hasattr(part, name)} for part in parts]
         try:
+            self.module.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
             yield
         finally:
             self.module.gradient_checkpointing_disable()  # type: ignore[operator]
+            for part, kept in zip(parts, before, strict=True):
+                for name, value in kept.items():
+                    setattr(part, name, value)
 
     @contextmanager
     def asked(self, way: str) -> Iterator[None]:
@@ -222,7 +228,7 @@ def _masks_for_float32(module: nn.Module) -> Iterator[None]:
         yield
         return
     table = masks.ALL_MASK_ATTENTION_FUNCTIONS
-    before = table["eager"]
+    before, own = table["eager"], getattr(table, "_local_mapping", {}).get("eager")
 
     def hidden(*given: Any, dtype: torch.dtype = torch.float32, **named: Any) -> Any:
         return before(*given, dtype=torch.float32 if dtype == torch.float64 else dtype, **named)
@@ -231,7 +237,10 @@ def _masks_for_float32(module: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        del table["eager"]
+        if own is None:
+            del table["eager"]
+        else:
+            table["eager"] = own
 
 
 def _rows(model: nn.Module) -> int:
