@@ -86,7 +86,8 @@ def _leaks(built: list[dict[str, Any]], covers: list[Any], folder: str) -> str:
         if names:
             doc = (ast.get_docstring(ast.parse(file.read_text())) or "").partition("\n")[0]
             listed = ", ".join(dict.fromkeys(names))
-            lines.append(f"**[{file.name}]({folder}/{file.name})**: {doc}\n{len(names)} {'row' if len(names) == 1 else 'rows'}: {listed}.")
+            counted = "1 row" if len(names) == 1 else f"{len(names)} rows"
+            lines.append(f"**[{file.name}]({folder}/{file.name})**: {doc}\n{counted}: {listed}.")
     if open_ones:
         lines.append("### Seen, not confirmed by hand yet\n\n" + "\n".join(open_ones))
     return "\n\n".join(lines)

@@ -48,7 +48,8 @@ def train(
     Python's.
 
     Raises:
-        InputError: something in the config, the data or on the disk cannot be used; nothing was trained, and no folder changed.
+        InputError: something in the config, the data or on the disk cannot be used; nothing was trained, and no
+            folder changed.
         TrainingError: the run must not go on; the message names the last good checkpoint.
         StorageError: the disk took no more; likewise.
     """
