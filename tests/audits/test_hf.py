@@ -248,6 +248,7 @@ class _Config:
         vars(self).update(given)
 
 
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")
 def test_a_probe_leaves_what_its_owner_has_set():
     """Building one tries out what a model can do, recomputing activations too."""
     from transformers import LlamaConfig, LlamaForCausalLM

@@ -16,6 +16,7 @@ from __future__ import annotations
 import copy
 import inspect
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -141,7 +142,9 @@ class HFProbe(Probe):
         parts = [part for part in self.module.modules() if hasattr(part, names[0])]
         before = [{name: getattr(part, name) for name in names if hasattr(part, name)} for part in parts]
         try:
-            self.module.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # the name is to change
+                self.module.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
             yield
         finally:
             self.module.gradient_checkpointing_disable()  # type: ignore[operator]
