@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from helpers.small_run import small_words
 from pellucid.checkpoints import store
 from pellucid.errors import ConfigError, StorageError
 from pellucid.training import lock
@@ -26,23 +27,7 @@ class Enough(Exception):  # noqa: N818
 
 @pytest.fixture
 def words(tmp_path: Path) -> dict[str, Any]:
-    for n in range(12):
-        (tmp_path / f"{n}.txt").write_text(f"line {n} of the text, to be or not to be {n * n}\n" * (3 + n % 5))
-    return {
-        "model": {
-            "vocab_size": 270,
-            "hidden_size": 8,
-            "num_hidden_layers": 1,
-            "attention": {"num_attention_heads": 2},
-            "ffn": {"kind": "dense", "intermediate_size": 16},
-        },
-        "data": {"source": str(tmp_path / "*.txt"), "heldout_share": 0.3, "length": 16},
-        "budget": {"kind": "steps", "steps": 4},
-        "batch_size": 2,
-        "validation": {"every": 2, "documents": 2},
-        "save_every": 2,
-        "threads": 1,
-    }
+    return small_words(tmp_path) | {"budget": {"kind": "steps", "steps": 4}, "keep": 2}
 
 
 def config(words: dict[str, Any], **changes: Any) -> TrainConfig:

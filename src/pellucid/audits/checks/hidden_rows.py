@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from pellucid.audits.checks.check import Check
 from pellucid.audits.method.bench import Bench
-from pellucid.audits.method.gradients import first_not_finite, gradients, weights_of
+from pellucid.audits.method.gradients import (
+    embedding_gradient,
+    first_not_finite,
+    gradients,
+    gradients_of,
+    weights_of,
+)
 from pellucid.audits.method.judge import Index, finding, judge, unless_no_gradient
 from pellucid.audits.method.measure import Run
 from pellucid.audits.method.rows import against_alone, rows_of
@@ -82,16 +87,11 @@ def _spoilt_by_loss(bench: Bench, request: Request) -> str | None:
         return "the loss (itself not finite)"
     if not total.requires_grad:
         return None
-    taken = torch.autograd.grad(total, list(weights.values()), allow_unused=True)
-    return first_not_finite({name: grad for name, grad in zip(weights, taken, strict=True) if grad is not None})
+    return first_not_finite(gradients_of(total, weights))
 
 
 def _spoilt_embeddings(bench: Bench, request: Request) -> str | None:
-    run = bench.native
-    embeddings_BTD = run.embed(request).requires_grad_()
-    logits = run.differentiable(request.with_embeddings(embeddings_BTD))
-    (logits * bench.directions(logits))[request.real.to(logits.device)].sum().backward(inputs=[embeddings_BTD])
-    grad = embeddings_BTD.grad
+    grad = embedding_gradient(bench, bench.native, request)
     return "the embeddings" if grad is not None and not bool(grad.isfinite().all()) else None
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pellucid.audits.checks.check import Check
 from pellucid.audits.method.bench import Bench
+from pellucid.audits.method.gradients import gradients_of, weights_of
 from pellucid.audits.method.judge import Index, finding
 from pellucid.audits.method.measure import ROUNDING, Reading, Run
 from pellucid.audits.method.rows import rows_of
@@ -127,14 +128,10 @@ def _nothing_to_learn(bench: Bench, request: Request) -> Finding:
 
 
 def _spoilt_gradient(run: Run, request: Request) -> str | None:
-    module = run.probe.module
-    named = [] if module is None else [(n, p) for n, p in module.named_parameters() if p.requires_grad]
-    total = run.differentiable_loss(request)
+    named, total = weights_of(run), run.differentiable_loss(request)
     if not named or not total.requires_grad:
         return None
-    grads = torch.autograd.grad(total, [p for _, p in named], allow_unused=True)
-    wrong = (n for (n, _), g in zip(named, grads, strict=True) if g is not None and bool((g != 0).any()))
-    return next(wrong, None)
+    return next((name for name, grad in gradients_of(total, named).items() if bool((grad != 0).any())), None)
 
 
 def _adds_up(bench: Bench, rows: list[list[int]]) -> Finding:

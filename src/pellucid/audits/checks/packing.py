@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from pellucid.audits.checks.check import Check
 from pellucid.audits.method.bench import Bench
+from pellucid.audits.method.gradients import Gradients, first_difference, gradients_of, tolerance_of, weights_of
 from pellucid.audits.method.judge import Index, finding, unless_no_gradient
 from pellucid.audits.method.measure import Reading, Run, moved, scale_of
 from pellucid.audits.method.rows import against_alone, culprit, documents, rows_of, unmoved
@@ -113,40 +114,35 @@ def _change_one(bench: Bench, request: Request, number: int) -> Finding:
 def _gradients(bench: Bench, docs: list[list[int]], packed: Request) -> Finding:
     """The loss and every parameter's gradient are sums over the documents."""
     run = bench.loss_run if bench.can("loss") else bench.runs[-1]
-    module = run.probe.module
-    named = [] if module is None else [(n, p) for n, p in module.named_parameters() if p.requires_grad]
+    named = weights_of(run)
     if not named:
         return Finding(NAME, "not_applicable", "the target has no parameters that take gradients", "gradients")
-    weights = [p for _, p in named]
-    total, grads = _objective(bench, run, packed, weights)
-    apart = [_objective(bench, run, Request.from_rows([doc]), weights) for doc in docs]
+    total, grads = _objective(bench, run, packed, named)
+    apart = [_objective(bench, run, Request.from_rows([doc]), named) for doc in docs]
     total_apart = sum(part for part, _ in apart)
-    tolerance = (1e-10 if run.dtype == torch.float64 else 10 * run.rounding) + 20 * run.noise
     what = "loss" if bench.can("loss") else "weighted sum of the logits"
     size = abs(total - total_apart)
-    if size > tolerance * (1 + abs(total_apart)):
+    if size > tolerance_of(run) * (1 + abs(total_apart)):
         message = f"the {what} of the pack is {total:.6g}, but its documents alone add up to {total_apart:.6g}"
         return Finding(NAME, "leak", message, "gradients", Where(0), size)
-    for number, (name, _) in enumerate(named):
-        want: Tensor = sum((parts[number] for _, parts in apart), torch.zeros_like(weights[number]))
-        difference = float((grads[number] - want).abs().max())
-        if not difference <= tolerance * scale_of(want):
-            message = f"the gradient of {name} is not the sum over the documents"
-            return Finding(NAME, "leak", message, "gradients", Where(0), difference)
+    want = {name: sum((parts[name] for _, parts in apart), torch.zeros_like(named[name])) for name in named}
+    wrong = first_difference(run, want, grads)
+    if wrong is not None:
+        message = f"the gradient of {wrong[0]} is not the sum over the documents"
+        return Finding(NAME, "leak", message, "gradients", Where(0), wrong[1])
     good = f"the {what} and the gradients of all {len(named)} parameters are sums over the documents"
     return Finding(NAME, "pass", good, "gradients", size=size)
 
 
-def _objective(bench: Bench, run: Run, request: Request, weights: Sequence[Tensor]) -> tuple[float, list[Tensor]]:
+def _objective(bench: Bench, run: Run, request: Request, named: dict[str, Tensor]) -> tuple[float, Gradients]:
     if bench.can("loss"):
         total = run.differentiable_loss(request)
     else:
         logits = run.differentiable(request)
         total = (logits * bench.directions(logits))[request.real.to(logits.device)].sum()
     if not total.requires_grad:
-        return float(total), [torch.zeros_like(w) for w in weights]
-    grads = torch.autograd.grad(total, weights, allow_unused=True)
-    return float(total.detach()), [torch.zeros_like(w) if g is None else g for w, g in zip(weights, grads, strict=True)]
+        return float(total), {name: torch.zeros_like(weight) for name, weight in named.items()}
+    return float(total.detach()), gradients_of(total, named)
 
 
 CHECK = Check(

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pellucid.audits.checks.check import Check
 from pellucid.audits.method.bench import Bench
+from pellucid.audits.method.gradients import embedding_gradient, first_not_finite, gradients_of, weights_of
 from pellucid.audits.method.judge import Index, finding, unless_no_gradient
 from pellucid.audits.method.measure import Reading, Run, moved, scale_of
 from pellucid.audits.method.rows import Change, against_alone, culprit, rows_of, unmoved
@@ -132,29 +133,19 @@ def _not_finite(bench: Bench, case: str, request: Request) -> Finding:
 
 def _spoilt_weights(run: Run, request: Request) -> str | None:
     """The first parameter whose gradient from the real tokens is not finite."""
-    module = run.probe.module
-    named = [] if module is None else [(n, p) for n, p in module.named_parameters() if p.requires_grad]
+    named = weights_of(run)
     if not named:
         return None
     logits = run.differentiable(request)
-    real_BT = request.real.to(logits.device)
-    grads = torch.autograd.grad(logits[real_BT].sum(), [p for _, p in named], allow_unused=True)
-    for (name, _), grad in zip(named, grads, strict=True):
-        if grad is not None and not bool(grad.isfinite().all()):
-            return name
-    return None
+    return first_not_finite(gradients_of(logits[request.real.to(logits.device)].sum(), named))
 
 
 def _gradient(bench: Bench, case: str, request: Request) -> Finding:
-    run = bench.runs[-1]
-    embeddings = run.embed(request).requires_grad_()
-    logits = run.differentiable(request.with_embeddings(embeddings))
-    real_BT = request.real.to(logits.device)
-    (logits * bench.directions(logits))[real_BT].sum().backward(inputs=[embeddings])
-    assert embeddings.grad is not None
-    sizes_BT = torch.where(real_BT, 0.0, embeddings.grad.abs().amax(-1)).cpu()
+    grad_BTD = embedding_gradient(bench, bench.runs[-1], request)
+    assert grad_BTD is not None
+    sizes_BT = torch.where(request.real, 0.0, grad_BTD.abs().amax(-1).cpu())
     size = float(sizes_BT.max())
-    if size <= 1e-12 * scale_of(embeddings.grad):
+    if size <= 1e-12 * scale_of(grad_BTD):
         return Finding(NAME, "pass", "no gradient flows into pads", case, size=size)
     row, pad = sizes_BT.nonzero()[0].tolist()
     message = f"a gradient flows from real tokens into the pad in slot {pad}"

@@ -19,10 +19,22 @@ def gradients(bench: Bench, run: Run, request: Request) -> tuple[Tensor, Gradien
     total = (logits * bench.directions(logits))[request.real.to(logits.device)].sum()
     if not named or not total.requires_grad:
         return logits.detach().cpu(), {}
+    return logits.detach().cpu(), gradients_of(total, named)
+
+
+def gradients_of(total: Tensor, named: dict[str, Tensor]) -> Gradients:
+    """What ``total`` gives each weight: 0 to those that have no part in it."""
     taken = torch.autograd.grad(total, list(named.values()), allow_unused=True)
     pairs = zip(named.items(), taken, strict=True)
-    found = {name: torch.zeros_like(weight) if grad is None else grad for (name, weight), grad in pairs}
-    return logits.detach().cpu(), found
+    return {name: torch.zeros_like(weight) if grad is None else grad for (name, weight), grad in pairs}
+
+
+def embedding_gradient(bench: Bench, run: Run, request: Request) -> Tensor | None:
+    """``[B, T, D]``: what the same weighted sum over the real tokens gives their embeddings."""
+    embeddings_BTD = run.embed(request).requires_grad_()
+    logits = run.differentiable(request.with_embeddings(embeddings_BTD))
+    (logits * bench.directions(logits))[request.real.to(logits.device)].sum().backward(inputs=[embeddings_BTD])
+    return embeddings_BTD.grad
 
 
 def weights_of(run: Run) -> dict[str, Tensor]:
@@ -31,9 +43,14 @@ def weights_of(run: Run) -> dict[str, Tensor]:
     return {} if module is None else {name: p for name, p in module.named_parameters() if p.requires_grad}
 
 
+def tolerance_of(run: Run) -> float:
+    """How far, relative to their scale, two right sums of gradients may lie apart."""
+    return (1e-10 if run.dtype == torch.float64 else 10 * run.rounding) + 20 * run.noise
+
+
 def first_difference(run: Run, want: Gradients, got: Gradients) -> tuple[str, float] | None:
     """The first weight whose two gradients differ beyond rounding, and by how much."""
-    tolerance = (1e-10 if run.dtype == torch.float64 else 10 * run.rounding) + 20 * run.noise
+    tolerance = tolerance_of(run)
     for name, expected in want.items():
         size = float((got[name] - expected).abs().max()) if expected.numel() else 0.0
         if not size <= tolerance * scale_of(expected):
