@@ -101,11 +101,8 @@ class Router(nn.Module):
         return f"{self.weight.shape[-1]}, experts={self.experts}, top_k={self.top_k}"
 
 
-class SoftmaxRouter(Router):
-    """Softmax over all experts, then the ``top_k`` best (Fedus et al. 2021 eq. 2; Mixtral, Qwen, DeepSeek-V2).
-
-    ``renormalise`` divides their weights by their sum; ``scale`` multiplies them after that.
-    """
+class _ScoredRouter(Router):
+    """Routers whose weights are the chosen scores themselves, divided by their sum or not."""
 
     def __init__(
         self,
@@ -122,11 +119,25 @@ class SoftmaxRouter(Router):
         self.renormalise = renormalise
         self.scale = scale
 
+    def weighed(self, scores_CE: Tensor, chosen_CJ: Tensor) -> Float[Tensor, "C J"]:
+        """The weights of the chosen experts."""
+        scores_CJ = scores_CE.gather(-1, chosen_CJ)
+        if self.renormalise:
+            scores_CJ = scores_CJ / (scores_CJ.sum(-1, keepdim=True) + 1e-20)
+        return scores_CJ * self.scale
+
+
+class SoftmaxRouter(_ScoredRouter):
+    """Softmax over all experts, then the ``top_k`` best (Fedus et al. 2021 eq. 2; Mixtral, Qwen, DeepSeek-V2).
+
+    ``renormalise`` divides their weights by their sum; ``scale`` multiplies them after that.
+    """
+
     def forward(self, x_CD: Float[Tensor, "C D"]) -> Routing:
         logits_CE = self.logits(x_CD)
         scores_CE = logits_CE.softmax(-1)
         chosen_CJ = best(self.groups(scores_CE), self.top_k)
-        return Routing(chosen_CJ, _weights(scores_CE.gather(-1, chosen_CJ), self.renormalise, self.scale), logits_CE)
+        return Routing(chosen_CJ, self.weighed(scores_CE, chosen_CJ), logits_CE)
 
 
 class TopKSoftmaxRouter(Router):
@@ -151,8 +162,8 @@ class TopKSoftmaxRouter(Router):
         return Routing(chosen_CJ, logits_CE.gather(-1, chosen_CJ).softmax(-1) * self.scale, logits_CE)
 
 
-class SigmoidRouter(Router):
-    """Each expert scored by itself with a sigmoid (DeepSeek-V3 §2.1.2 eq. 13–16).
+class SigmoidRouter(_ScoredRouter):
+    """Each expert scored by itself with a sigmoid (DeepSeek-V3 §2.1.2 eq. 13–16). Takes what SoftmaxRouter takes.
 
     ``choice_bias`` (a float32 buffer, 0 at first) is added to the scores to choose by, never to the weights;
     :meth:`rebalance` moves it, gradients do not. Groups are chosen by the biased scores too.
@@ -160,20 +171,8 @@ class SigmoidRouter(Router):
 
     choice_bias: Tensor
 
-    def __init__(
-        self,
-        size: int,
-        *,
-        experts: int,
-        top_k: int,
-        renormalise: bool,
-        scale: float = 1.0,
-        bias: bool = False,
-        groups: ExpertGroups | None = None,
-    ) -> None:
-        super().__init__(size, experts=experts, top_k=top_k, bias=bias, groups=groups)
-        self.renormalise = renormalise
-        self.scale = scale
+    def __init__(self, size: int, *, experts: int, **how: Any) -> None:
+        super().__init__(size, experts=experts, **how)
         self.register_buffer("choice_bias", torch.zeros(experts, dtype=self.weight.dtype))
 
     def reset_parameters(self) -> None:
@@ -186,7 +185,7 @@ class SigmoidRouter(Router):
         logits_CE = self.logits(x_CD)
         scores_CE = logits_CE.sigmoid()
         chosen_CJ = best(self.groups(scores_CE + self.choice_bias), self.top_k)
-        return Routing(chosen_CJ, _weights(scores_CE.gather(-1, chosen_CJ), self.renormalise, self.scale), logits_CE)
+        return Routing(chosen_CJ, self.weighed(scores_CE, chosen_CJ), logits_CE)
 
     def probabilities(self, logits_CE: Float[Tensor, "C E"]) -> Float[Tensor, "C E"]:
         """Scores divided by their sum (DeepSeek-V3 eq. 19)."""
@@ -198,12 +197,6 @@ class SigmoidRouter(Router):
         """Raise the choice bias below the mean load by ``rate``, lower it above (Wang et al. 2024 alg. 1)."""
         load_E = tokens_E.to(self.choice_bias.dtype)
         self.choice_bias += rate * (load_E.mean() - load_E).sign()
-
-
-def _weights(scores_CJ: Tensor, renormalise: bool, scale: float) -> Tensor:
-    if renormalise:
-        scores_CJ = scores_CJ / (scores_CJ.sum(-1, keepdim=True) + 1e-20)
-    return scores_CJ * scale
 
 
 def _check(experts: int, top_k: int, groups: ExpertGroups | None) -> None:
