@@ -149,7 +149,7 @@ def test_documents_of_a_batch_are_named() -> None:
 
 
 def test_another_objective() -> None:
-    def copy(batch: Batch) -> Batch:
+    def copy(batch: Batch, dice: torch.Generator | None = None) -> Batch:
         return batch.with_labels(torch.where(batch.segments == 0, IGNORED, batch.tokens))
 
     batch = next(loader(objective=copy))

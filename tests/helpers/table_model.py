@@ -12,12 +12,23 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor, nn
 
+from pellucid.data.batch import Batch
+from pellucid.visibility import causal, prefix
+
 
 @dataclass
 class TableCache:
     capacity: int
     rows: list[list[int]]
     length: int = 0
+    memory: list[int] | None = None
+    prefixes: list[int] = field(default_factory=list)
+
+    def reorder(self, index: Tensor) -> None:
+        chosen = index.tolist()
+        self.rows = [list(self.rows[row]) for row in chosen]
+        self.memory = None if self.memory is None else [self.memory[row] for row in chosen]
+        self.prefixes = [self.prefixes[row] for row in chosen]
 
 
 class TableModel(nn.Module):
@@ -46,25 +57,68 @@ class TableModel(nn.Module):
         return cls(table)
 
     def new_cache(self, rows: int, capacity: int) -> TableCache:
-        return TableCache(capacity, [[] for _ in range(rows)])
+        return TableCache(capacity, [[] for _ in range(rows)], prefixes=[0] * rows)
 
     def head(self, hidden_BTD: Tensor) -> Tensor:
         return hidden_BTD
 
-    def forward(self, batch: object, *, cache: TableCache | None = None, want: str = "logits") -> SimpleNamespace:
+    def forward(self, batch: Batch, *, cache: TableCache | None = None, want: str = "logits") -> SimpleNamespace:
         assert want == "hidden"
-        tokens, segments = batch.tokens, batch.segments  # type: ignore[attr-defined]
-        self.slots_run.append(tuple(tokens.shape))
-        hidden = torch.zeros(*tokens.shape, self.config.vocab_size, dtype=torch.float64)
-        for row in range(tokens.shape[0]):
-            held = [] if cache is None else cache.rows[row]
-            for slot in segments[row].nonzero()[:, 0].tolist():
+        tokens, rows = batch.tokens, batch.shape[0]
+        self.slots_run.append(batch.shape)
+        cache = self.new_cache(rows, tokens.shape[1]) if cache is None else cache
+        assert len(cache.rows) == rows
+        self._read(batch, cache)
+        hidden = torch.zeros(*tokens.shape, self.config.vocab_size, dtype=self.table.dtype)
+        for row, held in enumerate(cache.rows):
+            for slot in batch.segments[row].nonzero()[:, 0].tolist():
                 held.append(int(tokens[row, slot]))
-                hidden[row, slot] = self.table[held[-2] if len(held) > 1 else 0, held[-1]]
-        if cache is not None:
-            cache.length += tokens.shape[1]
-            assert cache.length <= cache.capacity
+                hidden[row, slot] = self.after(held, cache, row)
+        cache.length += tokens.shape[1]
+        assert cache.length <= cache.capacity
         return SimpleNamespace(hidden=hidden)
+
+    def after(self, held: list[int], cache: TableCache, row: int) -> Tensor:
+        return self.table[held[-2] if len(held) > 1 else 0, held[-1]]
+
+    def _read(self, batch: Batch, cache: TableCache) -> None:
+        assert batch.source is None
+        assert batch.groups is None
+
+
+class SourceTableModel(TableModel):
+    """An encoder–decoder: ``previous`` is moved on by a number that depends on every token of the source."""
+
+    max_source_length: int | None = None
+
+    def after(self, held: list[int], cache: TableCache, row: int) -> Tensor:
+        assert cache.memory is not None
+        previous = held[-2] if len(held) > 1 else 0
+        return self.table[(previous + cache.memory[row]) % self.config.vocab_size, held[-1]]
+
+    def _read(self, batch: Batch, cache: TableCache) -> None:
+        assert batch.groups is None
+        assert (batch.source is None) == (cache.memory is not None)  # read at the first pass, and only there
+        if batch.source is not None:
+            place = batch.source.positions + 1
+            cache.memory = (batch.source.tokens * place * (batch.source.segments != 0)).sum(1).tolist()
+
+
+class PrefixTableModel(TableModel):
+    """A prefix-LM: ``previous`` is moved on by the number of tokens in the prefix, which must come in one chunk."""
+
+    rules = (causal() | prefix(),)
+
+    def after(self, held: list[int], cache: TableCache, row: int) -> Tensor:
+        previous = held[-2] if len(held) > 1 else 0
+        return self.table[(previous + cache.prefixes[row]) % self.config.vocab_size, held[-1]]
+
+    def _read(self, batch: Batch, cache: TableCache) -> None:
+        assert batch.groups is not None
+        assert not bool(batch.groups[batch.segments == 0].any())
+        sizes = batch.groups.sum(1).tolist()
+        assert cache.length == 0 or not any(sizes)
+        cache.prefixes = [held + size for held, size in zip(cache.prefixes, sizes, strict=True)]
 
 
 @dataclass

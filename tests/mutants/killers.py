@@ -1,7 +1,7 @@
 """Whether a mutant is found out: by the audit of tiny models first, then by its own tests.
 
-Everything heavy is imported once; each mutant lives in a forked process, in which its module is loaded from the
-changed source and everything else of Pellucid anew.
+Everything heavy is imported once, with the first mutant; each mutant lives in a forked process, in which its module is
+loaded from the changed source and everything else of Pellucid anew.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import cache
 
 import jaxtyping
-import numpy  # noqa: F401  (before the fork)
-import pydantic  # noqa: F401
 import pytest
 import torch
 
@@ -26,6 +25,7 @@ from mutants.mutate import SOURCE, Mutant
 
 TESTS = SOURCE.parents[1] / "tests"
 SECONDS = 120
+_HEAVY = ("numpy.random", "pydantic", "hypothesis.strategies", "beartype", "sympy", "torch.testing", "torch.distributed")
 _LATE = "-Wignore::pytest.PytestAssertRewriteWarning"  # what is loaded before pytest is not rewritten
 _TESTS = {
     "visibility/": ["visibility"],
@@ -77,6 +77,7 @@ class _Changed(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def killer(mutant: Mutant) -> str | None:
     """Who finds the mutant out: ``audit``, ``tests``, ``time`` (it does not end), or nobody."""
+    _warm()
     for name, stage in (("audit", _audited), ("tests", lambda: _tested(mutant))):
         match _in_a_process(mutant, stage):
             case "found":
@@ -86,6 +87,13 @@ def killer(mutant: Mutant) -> str | None:
             case "broken":
                 raise RuntimeError(f"{mutant.name} could not be tried by {name}")
     return None
+
+
+@cache
+def _warm() -> None:
+    """What every child would have to load by itself."""
+    for name in _HEAVY:
+        importlib.import_module(name)
 
 
 def _in_a_process(mutant: Mutant, stage: Callable[[], bool]) -> str:

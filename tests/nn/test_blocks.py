@@ -27,7 +27,7 @@ from pellucid.visibility import Coordinates, causal
 D = 8
 TOKENS = Coordinates.range(4, 2)
 BLOCKS = [PreNormBlock, PostNormBlock, DeepNormBlock, SandwichBlock, ParallelBlock, ParallelTwoNormBlock]
-NORMS = {ParallelBlock: ["norm"], SandwichBlock: ["attn_norm", "attn_out_norm", "ffn_norm", "ffn_out_norm"]}
+NORMS = {ParallelBlock: ["norm"], SandwichBlock: ["attn_norm", "attn_post_norm", "ffn_norm", "ffn_post_norm"]}
 
 
 def make(kind, norm=RMSNorm, ffn=None, attention=None, **words):
@@ -64,8 +64,8 @@ def written_out(block, x, m=1.0):
             x = b.attn_norm(1.5 * x + m * attend(x))
             return b.ffn_norm(1.5 * x + m * b.ffn(x))
         case SandwichBlock():
-            x = x + m * b.attn_out_norm(attend(b.attn_norm(x)))
-            return x + m * b.ffn_out_norm(b.ffn(b.ffn_norm(x)))
+            x = x + m * b.attn_post_norm(attend(b.attn_norm(x)))
+            return x + m * b.ffn_post_norm(b.ffn(b.ffn_norm(x)))
         case ParallelBlock():
             return x + m * attend(b.norm(x)) + m * b.ffn(b.norm(x))
         case ParallelTwoNormBlock():
@@ -111,8 +111,8 @@ def test_norms_of_branches_alone():
     block = make(SandwichBlock).double()
     block.attn_norm, block.ffn_norm = nn.Identity(), nn.Identity()
     x = stream()
-    half = x + block.attn_out_norm(block.attention(x, TOKENS, TOKENS))
-    torch.testing.assert_close(block(x, TOKENS, TOKENS), half + block.ffn_out_norm(block.ffn(half)))
+    half = x + block.attn_post_norm(block.attention(x, TOKENS, TOKENS))
+    torch.testing.assert_close(block(x, TOKENS, TOKENS), half + block.ffn_post_norm(block.ffn(half)))
 
 
 def test_which_stacks_need_a_final_norm():
@@ -186,12 +186,12 @@ PADDED = Coordinates(torch.tensor([[0, 1, 2, 3], [0, 1, 0, 0]]), torch.tensor([[
 @pytest.mark.parametrize("kind", BLOCKS)
 def test_blocks_tell_their_experts_what_is_padding(kind):
     block, x, tally = routed(kind), stream(), RoutingTally()
-    out = block(x, PADDED, PADDED, None, tally)
+    out = block(x, PADDED, PADDED, tally=tally)
     assert tally.sums.count.item() == 6
     assert tally.sums.tokens.sum().item() == 12
     assert torch.equal(block(x, PADDED, PADDED), out)
     plain = RoutingTally()
-    make(kind).double()(x, PADDED, PADDED, None, plain)
+    make(kind).double()(x, PADDED, PADDED, tally=plain)
     assert plain.sums is None
 
 
@@ -200,13 +200,13 @@ def test_the_balance_loss_comes_through_checkpointing(kind):
     def gradients(run):
         block, tally = routed(kind), RoutingTally()
         x = torch.ones(2, 4, D, dtype=torch.float64).cumsum(-1).cumsum(1).sin().requires_grad_()
-        out = run(block, x, PADDED, PADDED, None, tally)
+        out = run(block, x, PADDED, PADDED, tally=tally)
         loss = tally.sums.loss()
         (out.sum() + 3 * loss.total / loss.count).backward()
         return [x.grad, *(p.grad for p in block.parameters())], tally.sums
 
-    plain, sums = gradients(lambda block, *args: block(*args))
-    again, sums_again = gradients(lambda block, *args: checkpoint(block, *args, use_reentrant=False))
+    plain, sums = gradients(lambda block, *args, **words: block(*args, **words))
+    again, sums_again = gradients(lambda block, *args, **words: checkpoint(block, *args, use_reentrant=False, **words))
     for a, b in zip(plain, again, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
     assert torch.equal(sums.tokens, sums_again.tokens)
@@ -225,7 +225,7 @@ def wide(kind, **words):
     router = SigmoidRouter(64, experts=4, top_k=2, renormalise=True, bias=True)
     norms = {name: RMSNorm(64) for name in NORMS.get(kind, ["attn_norm", "ffn_norm"])}
     return kind(
-        attention=GroupedAttention(64, heads=4, kv_heads=4, head_size=16, rule=causal(), bias=True),
+        attention=GroupedAttention(64, heads=4, kv_heads=4, head_size=16, rule=causal(), biases=("q", "k", "v")),
         ffn=MoE(router=router, experts=GatedExperts(64, 96, experts=4, bias=True)),
         dropout=0.0,
         **norms,

@@ -23,6 +23,7 @@ from pellucid.nn.positions import (
 from pellucid.visibility import Coordinates, causal
 
 HEADS, SIZE = 2, 8
+SHAPES = ((HEADS, SIZE), (HEADS, SIZE))  # of keys and values in one slot
 DIVISORS = ([1.0, 1.5, 2.0, 3.0], [2.0, 3.0, 4.0, 8.0])
 
 ROTARIES = {
@@ -132,7 +133,7 @@ def test_chunks_through_a_cache_equal_one_pass(scheme, chunks, left):
         chunks = [3, *chunks[3:]]
     x = torch.stack([features(9, 1), features(9, 2)])
     whole = run(x, laid_out((9, 9 - left), (0, left), 9))
-    cache = ContiguousCache(layers=1, rows=2, capacity=9, kv_heads=HEADS, head_size=SIZE, dtype=torch.float64)
+    cache = ContiguousCache(shapes=[SHAPES], rows=2, capacity=9, dtype=torch.float64)
     outs, done = [], 0
     for chunk in chunks:
         padding = left if done == 0 else 0
@@ -148,7 +149,7 @@ def test_longrope_in_a_roomy_cache_goes_by_what_is_there():
     the cache is as it was, and the nine tokens run again equal a run without a cache."""
     scaling = LongRope(*DIVISORS, original_length=8, factor=2.0)
     run, x = attention(turn=Rotary(SIZE, scaling=scaling)), features(9, 0)[None]
-    empty = partial(ContiguousCache, layers=1, rows=1, kv_heads=HEADS, head_size=SIZE, dtype=torch.float64)
+    empty = partial(ContiguousCache, shapes=[SHAPES], rows=1, dtype=torch.float64)
     cache = empty(capacity=16)
     outs = [run(x[:, :5], Coordinates.range(5), cache)]
     outs += [run(x[:, i : i + 1], Coordinates.range(1), cache) for i in range(5, 8)]

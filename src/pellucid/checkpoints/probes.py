@@ -23,7 +23,8 @@ from pydantic import Field, model_validator
 
 from pellucid.configfile import Config
 from pellucid.data.batch import Batch
-from pellucid.models.config import Learned, ModelConfig
+from pellucid.models.config import ModelConfig
+from pellucid.models.words import Learned
 
 FARTHEST = 1 << 20
 """The last position of ``far`` where nothing else bounds it."""

@@ -127,7 +127,7 @@ def tokens_digest(tokenizer: Tokenizer) -> str:
 
     Also the ids that the text of each is cut into, so that every merge has its say.
     """
-    special = {id_: spelling for spelling, id_ in tokenizer.specials.items()}
+    special = {id_: spelling for spelling, id_ in tokenizer.special_ids.items()}
     known = hashlib.sha256()
     try:
         held = {id_: _bytes(tokenizer, id_) for id_ in range(tokenizer.vocab_size) if id_ not in special}

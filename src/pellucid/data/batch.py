@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -26,10 +26,15 @@ Row = Sequence[int]
 class Batch:
     """One input of a model.
 
-    ``tokens``, ``positions``, ``segments`` (and ``labels``, ``groups`` where given) are ``[B, T]`` integers.
-    Segment 0 is padding and documents are 1, 2, … within a row; positions restart at 0 in each document.
+    ``tokens``, ``positions``, ``segments`` (and ``labels``, ``groups``, ``types`` where given) are ``[B, T]``
+    integers. Segment 0 is padding and documents are 1, 2, … within a row; positions restart at 0 in each document.
     With a cache, positions count on from what the cache already holds of the row's last document.
     ``labels[b, t]`` is what position t must predict, or :data:`IGNORED`; ``data.objectives`` makes them.
+    ``types`` are token types (0: the first text, 1: the second).
+
+    ``source`` is what an encoder reads, ``[B, S]``, row for row: document d of a row goes with segment d of the
+    same row there. ``targets`` has one entry a document, row by row and segment by segment: int64 ``[C]`` classes,
+    floats ``[C]`` or ``[C, k]``, or int64 ``[C, 2]`` first and last positions of a span (:data:`IGNORED`: none).
     """
 
     tokens: Int[Tensor, "B T"]
@@ -38,11 +43,14 @@ class Batch:
     labels: Int[Tensor, "B T"] | None = None
     groups: Int[Tensor, "B T"] | None = None
     layout: Layout | None = None
+    types: Int[Tensor, "B T"] | None = None
+    source: Batch | None = None
+    targets: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.tokens.dim() != 2:
             raise ShapeError(f"tokens are [rows, slots], not {tuple(self.tokens.shape)}; add a row axis")
-        for name in ("positions", "segments", "labels", "groups"):
+        for name in ("positions", "segments", "labels", "groups", "types"):
             value = getattr(self, name)
             if value is not None and value.shape != self.tokens.shape:
                 raise ShapeError(
@@ -51,6 +59,16 @@ class Batch:
                 )
         if self.layout is None and self.tokens.device.type == "cpu":
             object.__setattr__(self, "layout", Layout.of(self.positions, self.segments))
+        if self.source is not None and self.source.shape[0] != self.shape[0]:
+            raise ShapeError(
+                f"source has {self.source.shape[0]} rows, but tokens has {self.shape[0]}; "
+                "row b is read with row b of the source"
+            )
+        if self.targets is not None and (self.targets.dim() < 1 or len(self.targets) != self.documents):
+            raise ShapeError(
+                f"targets has shape {tuple(self.targets.shape)}, but there are {self.documents} documents; "
+                "give one entry a document, row by row and segment by segment"
+            )
 
     @classmethod
     def from_rows(cls, rows: Sequence[Row], *, side: Side = "right", length: int | None = None) -> Batch:
@@ -65,23 +83,77 @@ class Batch:
     @classmethod
     def from_documents(cls, rows: Sequence[Sequence[Row]], *, side: Side = "right", length: int | None = None) -> Batch:
         """Rows of documents: the general form of :meth:`from_rows` and :meth:`packed`. Empty documents are allowed."""
-        ids = [[_ids(document) for document in row] for row in rows]
-        longest = max((sum(map(len, row)) for row in ids), default=0)
+        ids = [[ids for ids in map(_ids, row) if len(ids)] for row in rows]
+        return cls.from_numbered([list(enumerate(row, 1)) for row in ids], side=side, length=length)
+
+    @classmethod
+    def from_pairs(
+        cls,
+        sources: Sequence[Row],
+        targets: Sequence[Row],
+        *,
+        side: Side = "right",
+        packed: bool = False,
+        source_length: int | None = None,
+        length: int | None = None,
+    ) -> Batch:
+        """Sources for an encoder and targets for its decoder: one pair a row, or ``packed`` all in one row.
+
+        ``.source`` holds the sources, padded to ``source_length``; the batch itself the targets, padded to ``length``.
+
+        >>> batch = Batch.from_pairs([[5, 8, 9]], [[7, 2]])
+        >>> batch.source.tokens.tolist(), batch.tokens.tolist()
+        ([[5, 8, 9]], [[7, 2]])
+        """
+        if len(sources) != len(targets):
+            raise DataError(f"{len(sources)} sources were given for {len(targets)} targets; give one source a target")
+        pairs = list(zip(sources, targets, strict=True))
+        rows = [pairs] if packed else [[pair] for pair in pairs]
+        return cls.from_pair_rows(rows, side=side, source_length=source_length, length=length)
+
+    @classmethod
+    def from_pair_rows(
+        cls,
+        rows: Sequence[Sequence[tuple[Row, Row]]],
+        *,
+        side: Side = "right",
+        source_length: int | None = None,
+        length: int | None = None,
+    ) -> Batch:
+        """Rows of ``(source, target)`` pairs: the general form of :meth:`from_pairs`.
+
+        Both halves of a pair carry the same segment, even where one of them is empty.
+        """
+        kept = [[(_ids(source), _ids(target)) for source, target in row] for row in rows]
+        kept = [[pair for pair in row if len(pair[0]) or len(pair[1])] for row in kept]
+        sources, targets = ([[(n, pair[half]) for n, pair in enumerate(row, 1)] for row in kept] for half in (0, 1))
+        try:
+            source = cls.from_numbered(sources, side=side, length=source_length)
+        except ShapeError as error:
+            raise ShapeError(f"the sources: {error}") from error
+        return replace(cls.from_numbered(targets, side=side, length=length), source=source)
+
+    @classmethod
+    def from_numbered(
+        cls, rows: Sequence[Sequence[tuple[int, Row]]], *, side: Side = "right", length: int | None = None
+    ) -> Batch:
+        """Rows of ``(segment, ids)``: documents that keep the segments which they have elsewhere."""
+        held = [sum(len(ids) for _, ids in row) for row in rows]
+        longest = max(held, default=0)
         slots = longest if length is None else length
-        if not ids:
+        if not rows:
             raise DataError("a batch needs at least one row, but none was given")
         if longest > slots:
             raise ShapeError(f"a row holds {longest} tokens, but length is {slots}; cut the row or raise length")
         if side not in ("right", "left", "both"):
             raise ShapeError(f"padding side is {side!r}; choose right, left or both")
-        tokens, positions, segments = (np.zeros((len(ids), slots), dtype=np.int64) for _ in range(3))
-        for index, row in enumerate(ids):
-            start = {"right": 0, "left": 1.0, "both": 0.5}[side] * (slots - sum(map(len, row)))
-            slot = int(start)
-            for number, document in enumerate((d for d in row if len(d)), 1):
-                stop = slot + len(document)
-                tokens[index, slot:stop] = document
-                positions[index, slot:stop] = np.arange(len(document))
+        tokens, positions, segments = (np.zeros((len(rows), slots), dtype=np.int64) for _ in range(3))
+        for index, row in enumerate(rows):
+            slot = {"right": 0, "left": slots - held[index], "both": (slots - held[index]) // 2}[side]
+            for number, ids in row:
+                stop = slot + len(ids)
+                tokens[index, slot:stop] = ids
+                positions[index, slot:stop] = np.arange(len(ids))
                 segments[index, slot:stop] = number
                 slot = stop
         return cls(
@@ -98,11 +170,38 @@ class Batch:
         return rows, slots
 
     @cached_property
+    def documents(self) -> int:
+        """How many documents the rows hold: C. Known on the host, so that nothing asks a device."""
+        return sum(map(len, self.document_lengths))
+
+    @cached_property
+    def document_lengths(self) -> list[dict[int, int]]:
+        """For each row its segments, in order, and the tokens of each; in this order ``targets`` has its entries."""
+        layout = self.layout or Layout.of(self.positions.cpu(), self.segments.cpu())
+        lengths: list[dict[int, int]] = [{} for _ in range(layout.rows)]
+        for run in layout.runs:
+            row = lengths[run.row]
+            row[run.segment] = row.get(run.segment, 0) + run.stop - run.start
+        return [dict(sorted(row.items())) for row in lengths]
+
+    @cached_property
     def counted(self) -> Int[Tensor, "C"] | None:
         """Flat indices of the positions whose label counts, made on the host; None when the labels live elsewhere."""
         if self.labels is None or self.labels.device.type != "cpu":
             return None
         return (self.labels.flatten() != IGNORED).nonzero()[:, 0]
+
+    @cached_property
+    def counted_documents(self) -> Int[Tensor, "C"] | None:
+        """Indices of the documents whose target counts, made on the host; None when the targets live elsewhere.
+
+        A class or a span with :data:`IGNORED` in it does not count; numbers always do.
+        """
+        if self.targets is None or self.targets.device.type != "cpu":
+            return None
+        if self.targets.is_floating_point():
+            return torch.arange(len(self.targets))
+        return (self.targets != IGNORED).reshape(len(self.targets), -1).all(1).nonzero()[:, 0]
 
     def coordinates(self) -> Coordinates:
         """Fresh coordinates of the slots (masks made for them live as long as they do)."""
@@ -113,21 +212,16 @@ class Batch:
         return replace(self, labels=labels)
 
     def to(self, device: torch.device | str) -> Batch:
-        """The same batch on ``device``; the host's knowledge (layout, counted positions) goes along."""
-        counted = self.counted
+        """The same batch on ``device``, source and all; the host's knowledge (layout, what counts) goes along."""
 
-        def moved(field: Tensor | None) -> Any:
-            return None if field is None else field.to(device, non_blocking=True)
+        def moved(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                return value.to(device, non_blocking=True)
+            return value.to(device) if isinstance(value, Batch) else value
 
-        result = replace(
-            self,
-            tokens=moved(self.tokens),
-            positions=moved(self.positions),
-            segments=moved(self.segments),
-            labels=moved(self.labels),
-            groups=moved(self.groups),
-        )
-        result.__dict__["counted"] = moved(counted)
+        facts = {name: moved(getattr(self, name)) for name in ("documents", "counted", "counted_documents")}
+        result = replace(self, **{field.name: moved(getattr(self, field.name)) for field in fields(self)})
+        result.__dict__.update(facts)
         return result
 
 

@@ -167,7 +167,7 @@ def _pieces(
     if taken := sorted(ends.keys() & variables.keys()):
         raise InputError(f"{taken[0]} is the tokenizer's own in a chat that becomes ids; leave it out")
     given = _variables(messages, add_generation_prompt, variables)
-    marks = _Marks(tokenizer.specials, template.text + json.dumps(given, ensure_ascii=False))
+    marks = _Marks(tokenizer.special_ids, template.text + json.dumps(given, ensure_ascii=False))
     given |= {name: "" if id_ is None else marks.of_id[id_] for name, id_ in ends.items()}
 
     def written(what: Mapping[str, Any]) -> Iterator[Piece]:

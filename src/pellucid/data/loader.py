@@ -3,38 +3,48 @@
 The stream is one sequence of rows: epoch after epoch, each a new shuffle of all rows. Batch i takes the next
 ``world_size · batch_size`` rows and rank r the r-th ``batch_size`` of them, so all batches are full and have
 one shape, ranks never share a row, each row comes once an epoch, and one number says where the stream is.
+What an objective draws follows from the seed, that number and the rank, so it is resumed exactly too.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from pellucid.data.batch import Batch
-from pellucid.data.objectives import causal
-from pellucid.data.packing import cut
+from pellucid.data.labelled import Examples
+from pellucid.data.objectives import Objective, causal
+from pellucid.data.objectives.signature import description, overlap_of
+from pellucid.data.packing import Piece, cut, whole
+from pellucid.data.rows import lay, ranges
 from pellucid.data.store import Progress, TokenStore
 from pellucid.data.text import Corpus
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import ConfigError, DataError
-from pellucid.visibility import Layout, Run
 
-Objective = Callable[[Batch], Batch]
+_SHUFFLED, _IN_ORDER = 0, 1
+"""What a batch is drawn for: the endless stream, or one pass."""
 
 
 class Loader:
-    """An iterator of :class:`Batch`: ``next(loader)`` for ever, or :meth:`once` for one pass in order."""
+    """An iterator of :class:`Batch`: ``next(loader)`` for ever, or :meth:`once` for one pass in order.
+
+    ``documents`` are lists of ids, a :class:`TokenStore`, or :class:`Examples`, whose labels, targets and sources
+    stay with their documents. Rows have ``length`` slots, and those of sources ``source_length``.
+    """
 
     def __init__(
         self,
-        documents: TokenStore | Iterable[Sequence[int]],
+        documents: TokenStore | Examples | Iterable[Sequence[int]],
         *,
         batch_size: int,
         length: int,
+        source_length: int | None = None,
         seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
@@ -42,11 +52,15 @@ class Loader:
         join: bool = True,
     ) -> None:
         _check(batch_size, seed, rank, world_size)
-        store = documents if isinstance(documents, TokenStore) else TokenStore.of(documents)
-        rows = list(cut(store.lengths.tolist(), length, join=join))
+        data = documents if isinstance(documents, TokenStore | Examples) else TokenStore.of(documents)
+        self.examples = data if isinstance(data, Examples) else Examples(data, whole=False)
+        self.store = store = self.examples.store
+        self._shape = (batch_size, length)
+        self._source_shape = (batch_size, length if source_length is None else source_length)
+        rows = list(self._plan(join, overlap_of(objective)))
         if not rows:
             raise DataError(f"the {len(store)} documents hold no token; give documents that are not empty")
-        self.store, self.batch_size, self.length, self.seed = store, batch_size, length, seed
+        self.batch_size, self.length, self.seed = batch_size, length, seed
         self.rank, self.world_size, self.objective = rank, world_size, objective
         pieces = np.array([piece for row in rows for piece in row], dtype=np.int64)
         self._document = pieces[:, 0]
@@ -55,7 +69,24 @@ class Loader:
         self._row = np.cumsum([0, *map(len, rows)])
         self._orders: dict[int, np.ndarray] = {}
         self._batch = 0
-        self._data = hashlib.sha256(f"{store.digest()} {length} {join}".encode()).hexdigest()
+        stream = f"{data.digest()} {length} {join}"
+        if self.examples.source is not None:
+            stream += f" {self._source_shape[1]}"
+        if objective is not causal:
+            stream += f" {description(objective)}"
+        self._data = hashlib.sha256(stream.encode()).hexdigest()
+
+    def _plan(self, join: bool, overlap: int) -> Iterator[list[Piece]]:
+        """Which pieces lie in which row."""
+        examples, (_, length) = self.examples, self._shape
+        if not examples.whole:
+            return cut(examples.store.lengths.tolist(), length, join=join, overlap=overlap)
+        stores, room = [examples.store], [length]
+        if examples.source is not None:
+            stores.append(examples.source)
+            room.append(self._source_shape[1])
+        sizes = list(zip(*(store.lengths.tolist() for store in stores), strict=True))
+        return whole(sizes, tuple(room), join=join, together=examples.together)
 
     @classmethod
     def from_corpus(
@@ -64,11 +95,12 @@ class Loader:
         tokenizer: Tokenizer,
         split: str = "train",
         *,
+        ends: bool = True,
         progress: Progress | None = None,
         **settings: Any,
     ) -> Loader:
-        """Tokenise one side of ``corpus``; ``settings`` are the constructor's."""
-        return cls(TokenStore.from_corpus(corpus, tokenizer, split, progress=progress), **settings)
+        """Tokenise one side of ``corpus``, with begin and end tokens or without; ``settings`` are the constructor's."""
+        return cls(TokenStore.from_corpus(corpus, tokenizer, split, ends=ends, progress=progress), **settings)
 
     # ---- facts
 
@@ -114,7 +146,7 @@ class Loader:
 
     def batch(self, number: int) -> Batch:
         """Batch ``number`` of this rank's stream, wherever the stream is now."""
-        return self._assemble(self._rows_of(number))
+        return self._assemble(self._rows_of(number), (_SHUFFLED, number))
 
     def names(self, number: int | None = None) -> list[str]:
         """The documents that a batch (default: the last one given) holds tokens of, in order, each once."""
@@ -128,9 +160,10 @@ class Loader:
         Every rank gives the same number of batches of one shape: rows missing at the end are padding.
         """
         together = self.world_size * self.batch_size
-        for first in range(0, self.rows, together):
+        for number, first in enumerate(range(0, self.rows, together)):
             begin = first + self.rank * self.batch_size
-            yield self._assemble(np.arange(begin, max(begin, min(begin + self.batch_size, self.rows))))
+            rows = np.arange(begin, max(begin, min(begin + self.batch_size, self.rows)))
+            yield self._assemble(rows, (_IN_ORDER, number))
 
     def _rows_of(self, number: int) -> np.ndarray:
         begin = (number * self.world_size + self.rank) * self.batch_size
@@ -146,26 +179,20 @@ class Loader:
             self._orders[epoch] = np.argsort(bits, kind="stable")
         return self._orders[epoch]
 
-    def _assemble(self, rows: np.ndarray) -> Batch:
-        """These rows, then rows of padding, as a labelled batch; no loop over tokens."""
+    def _assemble(self, rows: np.ndarray, draw: tuple[int, int]) -> Batch:
+        """These rows, then rows of padding, as a labelled batch."""
+        examples = self.examples
         held = self._row[rows + 1] - self._row[rows]
-        pieces, number = _ranges(self._row[rows], held)
-        sizes = self._size[pieces]
-        source, position = _ranges(self._start[pieces], sizes)
-        before = np.cumsum(sizes) - sizes
-        row = np.repeat(np.arange(len(rows)), held)
-        row_begins = before[np.cumsum(held) - held]  # tokens before each row's first piece
-        starts = before - row_begins[row]
-        target = np.repeat(row * self.length + starts, sizes) + position
-        fields = np.zeros((3, self.batch_size * self.length), dtype=np.int64)
-        fields[0, target] = self.store.tokens[source]
-        fields[1, target] = position
-        fields[2, target] = np.repeat(number + 1, sizes)
-        tokens, positions, segments = torch.from_numpy(fields).view(3, self.batch_size, self.length).unbind()
-        columns = (row, starts, starts + sizes, number + 1, np.zeros_like(row))
-        runs = tuple(map(Run._make, zip(*(column.tolist() for column in columns), strict=True)))
-        layout = Layout(self.batch_size, self.length, runs)
-        return self.objective(Batch(tokens, positions, segments, layout=layout))
+        pieces, _ = ranges(self._row[rows], held)
+        document = self._document[pieces]
+        batch = lay(self.store.tokens, examples.columns, self._start[pieces], self._size[pieces], held, self._shape)
+        if examples.source is not None:
+            begins, sizes = examples.source.bounds[document], examples.source.lengths[document]
+            batch = replace(batch, source=lay(examples.source.tokens, {}, begins, sizes, held, self._source_shape))
+        if examples.targets is not None:
+            batch = replace(batch, targets=torch.from_numpy(examples.targets[document]))
+        seed = np.random.SeedSequence([self.seed, *draw, self.rank]).generate_state(1, np.uint64)
+        return self.objective(batch, torch.Generator().manual_seed(int(seed[0])))
 
     # ---- where the stream is
 
@@ -208,10 +235,3 @@ def _check(batch_size: int, seed: int, rank: int, world_size: int) -> None:
         raise ConfigError(f"seed is {seed}; give 0 or a positive number")
     if not 0 <= rank < world_size:
         raise ConfigError(f"rank is {rank} and world_size {world_size}; ranks are 0 … world_size-1")
-
-
-def _ranges(starts: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Ranges ``starts … starts + sizes - 1`` end to end, and the place of each element in its range."""
-    begins = np.cumsum(sizes) - sizes
-    place = np.arange(int(sizes.sum())) - np.repeat(begins, sizes)
-    return np.repeat(starts, sizes) + place, place

@@ -1,8 +1,10 @@
 """Documents into rows of one length, with nothing lost and nothing learnt twice.
 
 Rows are filled in the order of the stream. A document that does not fit into what is left of a row goes on
-in the next one, as a document of its own whose positions start at 0. The piece there begins with the last
-token of the piece before, so that every pair (token, next token) of a document is trained exactly once.
+in the next one, as a document of its own whose positions start at 0. For the next token, the piece there begins
+with the last token of the piece before, so that every pair (token, next token) of a document is trained exactly
+once; other objectives say by ``overlap`` how many tokens the pieces share. What has one answer a document, or
+comes in pairs, is never cut: :func:`whole`.
 """
 
 from __future__ import annotations
@@ -21,30 +23,62 @@ class Piece(NamedTuple):
     stop: int
 
 
-def cut(lengths: Iterable[int], length: int, *, join: bool = True) -> Iterator[list[Piece]]:
+def cut(lengths: Iterable[int], length: int, *, join: bool = True, overlap: int = 1) -> Iterator[list[Piece]]:
     """Rows of at most ``length`` tokens, as pieces of documents of these ``lengths``.
 
-    ``join=False`` puts no two documents into one row. Empty documents have no piece.
+    Neighbouring pieces of a document share ``overlap`` tokens. ``join=False`` puts no two documents into one row.
+    Empty documents have no piece.
     """
-    if length < 2:
-        raise DataError(f"rows of {length} tokens hold no pair to learn from; set length to 2 or more")
-    return _cut(lengths, length, join)
+    if length < overlap + 1:
+        what = "pair to learn from" if overlap == 1 else f"token beside the {overlap} that pieces share"
+        raise DataError(f"rows of {length} tokens hold no {what}; set length to {overlap + 1} or more")
+    return _cut(lengths, length, join, overlap)
 
 
-def _cut(lengths: Iterable[int], length: int, join: bool) -> Iterator[list[Piece]]:
+def _cut(lengths: Iterable[int], length: int, join: bool, overlap: int) -> Iterator[list[Piece]]:
     row: list[Piece] = []
     room = length
     for document, size in enumerate(lengths):
         start = 0
         while start < size:
-            no_pair_fits = room < min(2, size - start)
-            if row and (no_pair_fits or not join):
+            nothing_new_fits = room < min(overlap + 1, size - start)
+            if row and (nothing_new_fits or not join):
                 yield row
                 row, room = [], length
             stop = min(size, start + room)
             row.append(Piece(document, start, stop))
             room -= stop - start
-            start = stop if stop == size else stop - 1
+            start = stop if stop == size else stop - overlap
+    if row:
+        yield row
+
+
+def whole(
+    sizes: Sequence[tuple[int, ...]], length: tuple[int, ...], *, join: bool = True, together: int = 1
+) -> Iterator[list[Piece]]:
+    """Rows of whole documents. ``sizes[d]`` are the tokens of document d, or of both halves of pair d.
+
+    ``length`` is what a row holds of each. ``together`` neighbours always share a row; ``join=False`` gives
+    each such group a row of its own.
+
+    >>> [[piece.document for piece in row] for row in whole([(3,), (4,), (2,)], (6,))]
+    [[0], [1, 2]]
+    """
+    row: list[Piece] = []
+    room = length
+    for first in range(0, len(sizes), together):
+        group = range(first, min(first + together, len(sizes)))
+        needed = tuple(sum(sizes[document][half] for document in group) for half in range(len(length)))
+        if any(need > most for need, most in zip(needed, length, strict=True)):
+            raise DataError(
+                f"document {first} needs {' and '.join(map(str, needed))} slots, but a row has "
+                f"{' and '.join(map(str, length))} and it must not be cut; raise length, or cut it before"
+            )
+        if row and (not join or any(need > left for need, left in zip(needed, room, strict=True))):
+            yield row
+            row, room = [], length
+        row += [Piece(document, 0, sizes[document][0]) for document in group]
+        room = tuple(left - need for left, need in zip(room, needed, strict=True))
     if row:
         yield row
 

@@ -39,15 +39,24 @@ class TokenStore:
 
     @classmethod
     def from_corpus(
-        cls, corpus: Corpus, tokenizer: Tokenizer, split: str = "train", *, progress: Progress | None = None
+        cls,
+        corpus: Corpus,
+        tokenizer: Tokenizer,
+        split: str = "train",
+        *,
+        ends: bool = True,
+        progress: Progress | None = None,
     ) -> TokenStore:
-        """Tokenise one side of a corpus, each document between begin and end, some megabytes at a time."""
+        """Tokenise one side of a corpus, some megabytes at a time.
+
+        Each document stands between begin and end; ``ends=False`` leaves both out (for span corruption).
+        """
         arrays: list[np.ndarray] = []
         names: list[bytes] = []
         size = 0
         for chunk in _chunks(corpus.documents(split)):
             for ids in tokenizer.encode_many([document.text for document in chunk]):
-                arrays.append(np.array(tokenizer.as_document(ids), dtype=np.int32))
+                arrays.append(np.array(tokenizer.as_document(ids) if ends else ids, dtype=np.int32))
             names += [document.name.encode("utf-8") for document in chunk]
             size += sum(document.size for document in chunk)
             if progress is not None:

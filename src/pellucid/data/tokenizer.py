@@ -1,6 +1,6 @@
 """``Tokenizer``: text to ids and back, without a loss and without a way for text to forge a special token.
 
-A thin class over byte-level BPE from ``tokenizers``; ``tokenizer.json`` is the file that everyone reads.
+A thin class over ``tokenizers``; ``tokenizer.json`` is the file that everyone reads.
 """
 
 from __future__ import annotations
@@ -11,23 +11,29 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as _Backend
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import decoders, models, pre_tokenizers
 
 from pellucid.data.files import lone_surrogate, plain
+from pellucid.data.vocabulary import Kind, learn
 from pellucid.errors import DataError, UnsupportedError
 
 BEGIN, END, PAD = "<|begin|>", "<|end|>", "<|pad|>"
 """The special tokens of a tokenizer trained here: a document's start, its end, and padding."""
+MASK, UNKNOWN = "<|mask|>", "<|unknown|>"
+"""What hides a token, and what stands for a word that WordPiece cannot write."""
 
 _BEGIN_NAMES = (BEGIN, "<s>", "<|begin_of_text|>", "<bos>", "<|endoftext|>", "[CLS]")
 _END_NAMES = (END, "</s>", "<|end_of_text|>", "<eos>", "<|endoftext|>", "[SEP]")
 _PAD_NAMES = (PAD, "<pad>", "[PAD]")
-_SMALLEST = 256 + 3
+_MASK_NAMES = (MASK, "<mask>", "[MASK]")
+_UNKNOWN_NAMES = (UNKNOWN, "<unk>", "[UNK]")
+_SENTINEL = re.compile(r"<\|span_(\d+)\|>|<extra_id_(\d+)>")
 _LARGEST_FILE = 256 << 20
 _LARGEST_ID = 1 << 24
 _SLICE = 1 << 20
@@ -46,8 +52,17 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lambda: os.environ.update(TOKENIZERS_PARALLELISM="false"))
 
 
+def sentinels(count: int) -> tuple[str, ...]:
+    """Names of ``count`` special tokens for span corruption."""
+    return tuple(f"<|span_{number}|>" for number in range(count))
+
+
 class Tokenizer:
-    """Byte-level BPE. ``decode(encode(text)) == text`` for every text; ``train`` or ``load`` makes one."""
+    """Text to ids and back; ``train`` or ``load`` makes one.
+
+    Byte-level kinds (``bpe`` and ``unigram``) give ``decode(encode(text)) == text`` for every text. ``wordpiece``
+    gives words apart by one space, without control characters, and ``<|unknown|>`` for what it cannot write.
+    """
 
     def __init__(self, backend: _Backend) -> None:
         backend.encode_special_tokens = True  # "<|end|>" in somebody's text is seven ordinary bytes
@@ -57,35 +72,32 @@ class Tokenizer:
         self._added = backend.get_added_tokens_decoder()
         self._tokens = {id_: token for token, id_ in backend.get_vocab(with_added_tokens=True).items()}
         specials = {token.content: id_ for id_, token in self._added.items() if token.special}
-        self.bos_id, self.eos_id, self.pad_id = (
+        self.bos_id, self.eos_id, self.pad_id, self.mask_id, self.unknown_id = (
             next((specials[name] for name in names if name in specials), None)
-            for names in (_BEGIN_NAMES, _END_NAMES, _PAD_NAMES)
+            for names in (_BEGIN_NAMES, _END_NAMES, _PAD_NAMES, _MASK_NAMES, _UNKNOWN_NAMES)
         )
-        self.specials: dict[str, int] = specials
+        self.special_ids: dict[str, int] = specials
         """The spelling of every special token, and its id."""
-        self._control = {id_ for id_ in (self.bos_id, self.eos_id, self.pad_id) if id_ is not None}
+        self._control = {id_ for id_ in specials.values() if id_ != self.unknown_id}
         self._byte_level = isinstance(backend.decoder, decoders.ByteLevel)
         ours = json.loads(pre_tokenizers.ByteLevel(add_prefix_space=False).__getstate__())
-        parts = json.loads(backend.to_str())
+        self._parts = parts = json.loads(backend.to_str())
         self._sliceable = parts["pre_tokenizer"] == ours and parts["normalizer"] is None and self._byte_level
 
     @classmethod
-    def train(cls, texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
-        """Learn up to ``vocab_size`` tokens: 256 bytes, three specials, and merges while pairs last."""
-        if vocab_size < _SMALLEST:
-            raise DataError(
-                f"vocab_size is {vocab_size}, but the 256 bytes and 3 special tokens need {_SMALLEST}; "
-                f"set vocab_size to {_SMALLEST} or more"
-            )
-        backend = _Backend(models.BPE())
-        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        backend.decoder = decoders.ByteLevel()
-        trainer = trainers.BpeTrainer(
-            vocab_size=vocab_size,
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-            special_tokens=[BEGIN, END, PAD],
-            show_progress=False,
-        )
+    def train(
+        cls, texts: Iterable[str], *, vocab_size: int, kind: Kind = "bpe", special_tokens: Sequence[str] = ()
+    ) -> Tokenizer:
+        """Learn up to ``vocab_size`` tokens: specials (ours, then ``special_tokens``), characters, and pieces.
+
+        Equal texts give equal tokenizers, except for ``unigram``: its library sums in no fixed order.
+        """
+        for name in special_tokens:
+            if len(pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(name)) < 2:
+                raise DataError(
+                    f"the special token {name!r} is spelt like ordinary text, which could forge it; "
+                    f"give it brackets, as in '<|{plain(name)}|>'"
+                )
         seen = 0
 
         def checked() -> Iterator[str]:
@@ -94,10 +106,47 @@ class Tokenizer:
                 seen += bool(_checked(text))
                 yield text
 
-        backend.train_from_iterator(checked(), trainer)
+        try:
+            backend = learn(kind, checked(), vocab_size, [BEGIN, END, PAD, *special_tokens], UNKNOWN)
+        except DataError:
+            raise
+        except Exception as error:
+            raise DataError(
+                f"no {kind} vocabulary of {vocab_size} was found ({plain(error)}); raise vocab_size"
+            ) from error
         if not seen:
             raise DataError("there is no text to train a tokenizer on; give one that is not empty")
         return cls(backend)
+
+    @property
+    def sentinel_ids(self) -> tuple[int, ...]:
+        """The ids of the sentinels of span corruption, in order (``<|span_0|>`` or ``<extra_id_0>``, …)."""
+        found = ((_SENTINEL.fullmatch(name), id_) for name, id_ in self.special_ids.items())
+        return tuple(id_ for _, id_ in sorted((int(match[1] or match[2]), id_) for match, id_ in found if match))
+
+    @cached_property
+    def begins_word(self) -> tuple[bool, ...]:
+        """For each id, whether a word begins with it, as far as a token alone can say.
+
+        A byte-level token continues a word if its first byte is a letter, a digit, ``_`` or not ASCII (spaces belong
+        to the word that follows). WordPiece marks what continues by ``##``, others what begins by ``▁``.
+        """
+        prefix = self._parts["model"].get("continuing_subword_prefix")
+        marked = any(token.startswith("▁") for token in self._tokens.values())
+        if not (self._byte_level or prefix or marked):
+            raise UnsupportedError(
+                "this tokenizer does not mark where words begin (neither byte-level, nor ## or ▁); mask single tokens"
+            )
+        begins = [True] * self.vocab_size
+        for id_, token in self._tokens.items():
+            if id_ in self._added:
+                continue
+            if self._byte_level:
+                first = self.token_bytes(id_)[:1]
+                begins[id_] = not (first.isalnum() or first == b"_" or first >= b"\x80")
+            else:
+                begins[id_] = not token.startswith(prefix) if prefix else token.startswith("▁")
+        return tuple(begins)
 
     # ---- text to ids
 

@@ -1,23 +1,31 @@
 """Using a model: sampling, the decoding loop, text as whole characters.
 
-``GenerationParams``       what one request asks for
-``decode, generate_ids``   the loop on token ids
-``generate, stream``       the same on texts, for anything with ``.model`` and ``.tokenizer``
+``GenerationParams``       what one request asks for, and ``BeamParams`` what a beam search does
+``decode, generate_ids``   the loop on token ids; with ``sources`` for an encoder–decoder
+``beam_search``            the best sequences under a length penalty
+``generate, stream``       the same on texts, for anything with ``.model`` and ``.tokenizer``; ``generate_n_best``
 """
 
 from pellucid.data.chat import encode_prompt
+from pellucid.generation.beam import Hypothesis, beam_search
 from pellucid.generation.decode import StepResult, decode, generate_ids
-from pellucid.generation.params import GenerationParams
+from pellucid.generation.n_best import ScoredCompletion, generate_n_best
+from pellucid.generation.params import BeamParams, GenerationParams
 from pellucid.generation.text import Completion, TextStream, generate, stream
 
 __all__ = [
+    "BeamParams",
     "Completion",
     "GenerationParams",
+    "Hypothesis",
+    "ScoredCompletion",
     "StepResult",
     "TextStream",
+    "beam_search",
     "decode",
     "encode_prompt",
     "generate",
     "generate_ids",
+    "generate_n_best",
     "stream",
 ]

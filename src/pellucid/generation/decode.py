@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import nn
 
-from pellucid.data.batch import Batch
-from pellucid.errors import InputError, LengthError
+from pellucid.errors import InputError
 from pellucid.generation.params import GenerationParams
+from pellucid.generation.passes import Passes
+from pellucid.generation.requests import Ids, check_model, check_prompt, check_sources, vocabulary
 from pellucid.generation.sampling import Choice, choose
 from pellucid.shapes import Tensor
 
@@ -47,15 +48,22 @@ class _Row:
     tokens: list[int]
     params: GenerationParams
     generator: torch.Generator
+    seen: set[int]
+    """The tokens that a repetition penalty is for."""
     new: int = 0
     live: bool = True
 
+    @classmethod
+    def begin(cls, prompt: Ids, params: GenerationParams) -> _Row:
+        return cls(list(prompt), params, _generator(params.seed), set(prompt if params.penalise_prompt else ()))
+
     def choose(self, logits_V: Tensor) -> Choice:
         held_back = self.params.stop_ids if self.new < self.params.min_new_tokens else ()
-        return choose(logits_V, self.params, self.generator, forbidden=held_back)
+        return choose(logits_V, self.params, self.generator, forbidden=held_back, seen=self.seen)
 
     def take(self, token: int, ends: bool) -> FinishReason | None:
         self.tokens.append(token)
+        self.seen.add(token)
         self.new += 1
         reason: FinishReason | None = None
         if ends:
@@ -68,47 +76,43 @@ class _Row:
 
 def decode(
     model: nn.Module,
-    prompts: Sequence[Sequence[int]],
+    prompts: Sequence[Ids],
     params: GenerationParams | Sequence[GenerationParams] = GenerationParams(),  # noqa: B008 - frozen
     *,
+    sources: Sequence[Ids] | None = None,
     use_cache: bool = True,
     vocab_size: int | None = None,
     ends_row: EndsRow | None = None,
 ) -> Iterator[StepResult]:
     """Steps of generation until every row has finished. All checks are made before anything is computed.
 
-    ``params`` is one for all rows or one a row. Only ids below ``vocab_size`` are ever chosen (a model's
-    table may be padded beyond its tokenizer). ``ends_row(row, token)`` is asked about each token that is no
-    stop id; True ends the row. Without a cache each step runs the whole rows again: slower, the same numbers.
+    ``params`` is one for all rows or one a row. An encoder–decoder reads ``sources``, one a prompt, and its prompts
+    are what its decoder begins with (the start id, at least). A prefix-LM's prompt is its prefix. Only ids below
+    ``vocab_size`` are ever chosen (a model's table may be padded beyond its tokenizer). ``ends_row(row, token)`` is
+    asked about each token that is no stop id; True ends the row. Without a cache each step runs the whole rows
+    again: slower, the same numbers.
     """
     rows = _rows(prompts, params)
-    size = _vocab_size(model, vocab_size)
-    _check(model, rows, size, ends_row)
-    return _steps(model, rows, size, use_cache, ends_row)
+    size = vocabulary(model, vocab_size)
+    _check(model, rows, sources, size, ends_row is not None)
+    return _steps(model, rows, sources, size, use_cache, ends_row)
 
 
 def _steps(
-    model: nn.Module, rows: list[_Row], size: int, use_cache: bool, ends_row: EndsRow | None
+    model: nn.Module,
+    rows: list[_Row],
+    sources: Sequence[Ids] | None,
+    size: int,
+    use_cache: bool,
+    ends_row: EndsRow | None,
 ) -> Iterator[StepResult]:
-    cache = _new_cache(model, rows) if use_cache and rows else None
-    chunk = [row.tokens for row in rows]
-    while any(row.live for row in rows):
-        logits_BV = _next_logits(model, chunk, cache)[:, :size]
-        step = _step(rows, logits_BV, ends_row)
-        yield step
-        if cache is None:  # everything again; a finished row is padding
-            chunk = [row.tokens if row.live else [] for row in rows]
-        else:  # the new tokens only
-            chunk = [row.tokens[-1:] if row.live else [] for row in rows]
-
-
-@torch.inference_mode()
-def _next_logits(model: nn.Module, chunk: list[list[int]], cache: Any) -> Tensor:
-    """``[B, V]``: what each row expects next. Rows end at the last slot because padding is on the left."""
-    batch = Batch.from_rows(chunk, side="left").to(_device(model))
-    hidden_BTD = model(batch, cache=cache, want="hidden").hidden
-    logits_BTV: Tensor = model.head(hidden_BTD[:, -1:])  # type: ignore[operator]
-    return logits_BTV[:, 0].cpu()
+    if not rows:
+        return
+    most = max(row.params.max_new_tokens for row in rows)
+    passes = Passes(model, [row.tokens for row in rows], sources, new=most, use_cache=use_cache)
+    while any(row.live for row in rows):  # a finished row is padding
+        logits_BV = passes.next_logits([row.tokens if row.live else [] for row in rows])
+        yield _step(rows, logits_BV[:, :size], ends_row)
 
 
 def _step(rows: list[_Row], logits_BV: Tensor, ends_row: EndsRow | None) -> StepResult:
@@ -126,9 +130,10 @@ def _step(rows: list[_Row], logits_BV: Tensor, ends_row: EndsRow | None) -> Step
 
 def generate_ids(
     model: nn.Module,
-    prompts: Sequence[Sequence[int]],
+    prompts: Sequence[Ids],
     params: GenerationParams | Sequence[GenerationParams] = GenerationParams(),  # noqa: B008 - frozen
     *,
+    sources: Sequence[Ids] | None = None,
     use_cache: bool = True,
     vocab_size: int | None = None,
 ) -> list[Generated]:
@@ -136,7 +141,7 @@ def generate_ids(
     tokens: list[list[int]] = [[] for _ in prompts]
     logprobs: list[list[float]] = [[] for _ in prompts]
     reasons: list[FinishReason] = ["length" for _ in prompts]
-    for step in decode(model, prompts, params, use_cache=use_cache, vocab_size=vocab_size):
+    for step in decode(model, prompts, params, sources=sources, use_cache=use_cache, vocab_size=vocab_size):
         for row, (token, logprob, reason) in enumerate(zip(step.tokens, step.logprobs, step.finished, strict=True)):
             if token is not None and logprob is not None:
                 tokens[row].append(token)
@@ -149,11 +154,11 @@ def generate_ids(
 # ------------------------------------------------------------------------------ before anything is computed
 
 
-def _rows(prompts: Sequence[Sequence[int]], params: GenerationParams | Sequence[GenerationParams]) -> list[_Row]:
+def _rows(prompts: Sequence[Ids], params: GenerationParams | Sequence[GenerationParams]) -> list[_Row]:
     each = [params] * len(prompts) if isinstance(params, GenerationParams) else list(params)
     if len(each) != len(prompts):
         raise InputError(f"{len(each)} params for {len(prompts)} prompts; give one for all or one a prompt")
-    return [_Row(list(p), own, _generator(own.seed)) for p, own in zip(prompts, each, strict=True)]
+    return [_Row.begin(prompt, own) for prompt, own in zip(prompts, each, strict=True)]
 
 
 def _generator(seed: int | None) -> torch.Generator:
@@ -165,48 +170,10 @@ def _generator(seed: int | None) -> torch.Generator:
     return generator
 
 
-def _vocab_size(model: nn.Module, asked: int | None) -> int:
-    held = int(model.config.vocab_size)  # type: ignore[union-attr, arg-type]
-    if asked is not None and not 1 <= asked <= held:
-        raise InputError(f"vocab_size is {asked}, but the model has {held} tokens; give 1 to {held}")
-    return held if asked is None else asked
-
-
-def _check(model: nn.Module, rows: list[_Row], size: int, ends_row: EndsRow | None) -> None:
-    if model.training:
-        raise InputError("the model is in training mode, where dropout would change its answers; call model.eval()")
+def _check(model: nn.Module, rows: list[_Row], sources: Sequence[Ids] | None, size: int, asks: bool) -> None:
+    check_model(model)
     for index, row in enumerate(rows):
-        if not row.tokens:
-            raise InputError(f"prompt {index} is empty; give at least one token, the BOS id for example")
-        odd = [t for t in row.tokens if isinstance(t, bool) or not isinstance(t, int) or not 0 <= t < size]
-        if odd:
-            raise InputError(f"prompt {index} holds {odd[0]!r}, but token ids are 0 to {size - 1}; use its tokenizer")
-        far = [t for t in row.params.stop_ids if t >= size]
-        if far:
-            raise InputError(f"stop id {far[0]} can never come: token ids are 0 to {size - 1}; leave it out")
-        if row.params.stop and ends_row is None:
+        check_prompt(model, index, row.tokens, size, row.params.stop_ids, row.params.max_new_tokens)
+        if row.params.stop and not asks:
             raise InputError(f"stop texts {list(row.params.stop)} need text; call generate or stream, or use stop_ids")
-        _check_length(index, len(row.tokens), row.params.max_new_tokens, model.max_length)  # type: ignore[arg-type]
-
-
-def _check_length(index: int, prompt: int, new: int, most: int | None) -> None:
-    if most is None or prompt + new <= most:
-        return
-    room = most - prompt
-    way = f"ask for at most {room} new tokens" if room > 0 else f"shorten the prompt to less than {most}"
-    raise LengthError(
-        f"prompt {index} has {prompt} tokens and max_new_tokens is {new}, {prompt + new} in all, "
-        f"but the model has positions for {most}; {way}"
-    )
-
-
-def _new_cache(model: nn.Module, rows: list[_Row]) -> Any:
-    """Room for the longest prompt and every new token but the last, which is never read."""
-    longest = max(len(row.tokens) for row in rows)
-    steps = max(row.params.max_new_tokens for row in rows)
-    return model.new_cache(len(rows), longest + steps - 1)  # type: ignore[operator]
-
-
-def _device(model: nn.Module) -> torch.device:
-    parameter = next(model.parameters(), None)
-    return torch.device("cpu") if parameter is None else parameter.device
+    check_sources(model, len(rows), sources, size)

@@ -7,6 +7,7 @@ so a narrow dtype of the logits changes what the model said, but not how it is r
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 import torch
@@ -58,17 +59,44 @@ def choose(
     generator: torch.Generator,
     *,
     forbidden: tuple[int, ...] = (),
+    seen: Collection[int] = (),
 ) -> Choice:
-    """The next token of one request. Draws one number from ``generator``, or none when greedy."""
-    logits_BV = logits_V.double()[None]
-    if bool(logits_BV.isnan().any()) or bool((logits_BV == torch.inf).any()):
-        raise InputError("the model's logits hold NaN or infinity; audit or reload its weights")
+    """The next token of one request. Draws one number from ``generator``, or none when greedy.
+
+    Tokens of ``forbidden`` do not come; those of ``seen`` are penalised as ``params`` says.
+    """
+    logits_BV = checked(logits_V[None])
     allowed_BV = logits_BV > -torch.inf
     allowed_BV[:, list(forbidden)] = False
     if not bool(allowed_BV.any()):
-        raise InputError(f"no token may be chosen: {len(forbidden)} stop ids are held back; lower min_new_tokens")
-    token = _pick(logits_BV.masked_fill(~allowed_BV, -torch.inf), params, generator)
+        raise nothing_possible(len(forbidden))
+    penalised_BV = penalised(logits_BV, seen, params.repetition_penalty)
+    token = _pick(penalised_BV.masked_fill(~allowed_BV, -torch.inf), params, generator)
     return Choice(token, float(logits_BV.log_softmax(1)[0, token]))
+
+
+def checked(logits_BV: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
+    """The logits in float64. NaN and plus infinity are refused; minus infinity is a token that never comes."""
+    logits_BV = logits_BV.double()
+    if bool(logits_BV.isnan().any()) or bool((logits_BV == torch.inf).any()):
+        raise InputError("the model's logits hold NaN or infinity; audit or reload its weights")
+    return logits_BV
+
+
+def nothing_possible(held_back: int) -> InputError:
+    """What to raise where no token is left to choose."""
+    return InputError(f"no token may be chosen: {held_back} stop ids are held back; lower min_new_tokens")
+
+
+def penalised(logits_BV: Float[Tensor, "B V"], seen: Collection[int], penalty: float) -> Float[Tensor, "B V"]:
+    """Logits of the tokens ``seen``: divided by ``penalty`` where positive, multiplied where negative."""
+    if penalty == 1 or not seen:
+        return logits_BV
+    index = torch.tensor(sorted(seen), device=logits_BV.device)
+    chosen_BS = logits_BV[:, index]
+    result_BV = logits_BV.clone()
+    result_BV[:, index] = torch.where(chosen_BS > 0, chosen_BS / penalty, chosen_BS * penalty)
+    return result_BV
 
 
 def _pick(logits_BV: Tensor, params: GenerationParams, generator: torch.Generator) -> int:

@@ -5,47 +5,14 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
-from torch import nn
-
-from pellucid.data.chat import encode_prompt
 from pellucid.errors import InputError
 from pellucid.generation.decode import FinishReason, StepResult, decode
-from pellucid.generation.params import GenerationParams
+from pellucid.generation.params import BeamParams, GenerationParams
+from pellucid.generation.prompts import Prompt, Speaker, asked, with_end
 
-
-@runtime_checkable
-class Tokenizer(Protocol):
-    """What is needed of a tokenizer."""
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def bos_id(self) -> int | None: ...
-
-    @property
-    def eos_id(self) -> int | None: ...
-
-    def encode(self, text: str, /) -> list[int]:
-        """Ids of a text, without any special token."""
-        ...
-
-    def token_bytes(self, token: int, /) -> bytes:
-        """The bytes that a token stands for; none for a special token."""
-        ...
-
-
-@runtime_checkable
-class Speaker(Protocol):
-    """A model and its tokenizer, as a checkpoint holds them."""
-
-    @property
-    def model(self) -> nn.Module: ...
-
-    @property
-    def tokenizer(self) -> Tokenizer | None: ...
+Params = GenerationParams | BeamParams | Sequence[GenerationParams]
 
 
 @dataclass(frozen=True)
@@ -118,24 +85,25 @@ class TextStream:
         return max(lengths, default=0)
 
 
-Prompt = str | Sequence[int]
-"""A text, or the ids of one (from ``data.encode_chat``, say), which are taken as they are."""
-
-
 def generate(
     checkpoint: Speaker,
     prompts: Sequence[Prompt],
-    params: GenerationParams | Sequence[GenerationParams] | None = None,
+    params: Params | None = None,
     *,
+    start_id: int | None = None,
     use_cache: bool = True,
     **fields: Any,
 ) -> list[Completion]:
     """Complete each prompt. ``fields`` are those of :class:`GenerationParams`, in place of ``params``.
 
-    The tokenizer's end-of-text token ends a row. Rows with one seed draw alike: for several different
+    With ``beams`` among them, or :class:`BeamParams`, each completion is the best that a beam search finds. For an
+    encoder–decoder the texts are sources, and its decoder begins with ``start_id`` (None: the tokenizer's begin
+    token). The tokenizer's end-of-text token ends a row. Rows with one seed draw alike: for several different
     completions of one prompt, give each its own ``params``.
     """
-    run = _Run(checkpoint, prompts, params, use_cache, fields)
+    if isinstance(params, BeamParams) or "beams" in fields:
+        return _best(checkpoint, prompts, params, start_id, use_cache, fields)
+    run = _Run(checkpoint, prompts, params, start_id, use_cache, fields)
     for _ in run:
         pass
     return run.completions()
@@ -144,13 +112,36 @@ def generate(
 def stream(
     checkpoint: Speaker,
     prompts: Sequence[Prompt],
-    params: GenerationParams | Sequence[GenerationParams] | None = None,
+    params: Params | None = None,
     *,
+    start_id: int | None = None,
     use_cache: bool = True,
     **fields: Any,
 ) -> Iterator[Piece]:
-    """:func:`generate`, giving ``(row, text)`` as soon as it is certain; a row's texts join to the same."""
-    return iter(_Run(checkpoint, prompts, params, use_cache, fields))
+    """:func:`generate`, giving ``(row, text)`` as soon as it is certain; a row's texts join to the same.
+
+    A beam search knows no text before its end, so there is none here.
+    """
+    return iter(_Run(checkpoint, prompts, params, start_id, use_cache, fields))
+
+
+def _best(
+    checkpoint: Speaker,
+    prompts: Sequence[Prompt],
+    params: Params | None,
+    start_id: int | None,
+    use_cache: bool,
+    fields: dict[str, Any],
+) -> list[Completion]:
+    from pellucid.generation.n_best import generate_n_best
+
+    if params is not None and not isinstance(params, BeamParams):
+        raise InputError(f"{', '.join(fields)} came beside params; put all of it into params")
+    wanted = fields.get("n_best", 1) if params is None else params.n_best
+    if wanted != 1:
+        raise InputError(f"n_best is {wanted}, but generate gives one completion a prompt; use generate_n_best")
+    found = generate_n_best(checkpoint, prompts, params, start_id=start_id, use_cache=use_cache, **fields)
+    return [best for best, *_ in found]
 
 
 class _Run:
@@ -160,15 +151,13 @@ class _Run:
         self,
         checkpoint: Speaker,
         prompts: Sequence[Prompt],
-        params: GenerationParams | Sequence[GenerationParams] | None,
+        params: Params | None,
+        start_id: int | None,
         use_cache: bool,
         fields: dict[str, Any],
     ) -> None:
-        if isinstance(prompts, str):
-            raise InputError(f"prompts is one text, {prompts[:40]!r}; give a list of texts")
-        if checkpoint.tokenizer is None:
-            raise InputError("there is no tokenizer beside this model; decode ids with generate_ids")
-        self.tokenizer = checkpoint.tokenizer
+        ask = asked(checkpoint, prompts, start_id)
+        self.tokenizer = ask.tokenizer
         self.params = [_with_end(p, self.tokenizer.eos_id) for p in _each(params, fields, len(prompts))]
         self.streams = [TextStream(p.stop) for p in self.params]
         self.tokens: list[list[int]] = [[] for _ in prompts]
@@ -178,10 +167,11 @@ class _Run:
         self._fresh: list[Piece] = []
         self._steps = decode(
             checkpoint.model,
-            [encode_prompt(self.tokenizer, p) if isinstance(p, str) else list(p) for p in prompts],
+            ask.prompts,
             self.params,
+            sources=ask.sources,
             use_cache=use_cache,
-            vocab_size=min(self.tokenizer.vocab_size, int(checkpoint.model.config.vocab_size)),  # type: ignore[union-attr, arg-type]
+            vocab_size=ask.vocab_size,
             ends_row=self._ends_row,
         )
 
@@ -216,9 +206,9 @@ class _Run:
         return [Completion(*row) for row in zip(texts, self.tokens, self.logprobs, self.reasons, strict=True)]
 
 
-def _each(
-    params: GenerationParams | Sequence[GenerationParams] | None, fields: dict[str, Any], count: int
-) -> list[GenerationParams]:
+def _each(params: Params | None, fields: dict[str, Any], count: int) -> list[GenerationParams]:
+    if isinstance(params, BeamParams) or "beams" in fields:
+        raise InputError("a beam search has no text before its end; use generate")
     if params is None:
         return [GenerationParams(**fields)] * count
     if fields:
@@ -227,6 +217,4 @@ def _each(
 
 
 def _with_end(params: GenerationParams, eos_id: int | None) -> GenerationParams:
-    if eos_id is None or eos_id in params.stop_ids:
-        return params
-    return params.model_copy(update={"stop_ids": (*params.stop_ids, eos_id)})
+    return params.model_copy(update={"stop_ids": with_end(params.stop_ids, eos_id)})

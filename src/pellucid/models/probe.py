@@ -1,4 +1,4 @@
-"""How an audit calls our decoder."""
+"""How an audit calls our models, each through the ``forward``, objective and cache that training and use go through."""
 
 from __future__ import annotations
 
@@ -12,12 +12,28 @@ from torch import nn
 
 from pellucid.data.batch import IGNORED, Batch
 from pellucid.data.objectives import causal
+from pellucid.models import words
+from pellucid.models.config import ModelConfig
 from pellucid.models.decoder import Decoder
+from pellucid.models.encoder_decoder import EncoderDecoder
+from pellucid.models.heads import LanguageModelHead
+from pellucid.models.model import Model
 from pellucid.nn.attend import BACKENDS
-from pellucid.nn.attention import GroupedAttention
+from pellucid.nn.attention import CrossAttention, GroupedAttention
 from pellucid.nn.cache import ContiguousCache
+from pellucid.nn.latent import LatentAttention
 from pellucid.probe import Capability, Probe, Request, embeddings_replaced
 from pellucid.shapes import Tensor
+from pellucid.visibility import Rule, parse
+
+PREFIX = 3
+"""How many first tokens an audit marks as the prefix where a model's rules go by groups."""
+
+_ATTENTION = (GroupedAttention, CrossAttention, LatentAttention)
+_COMMON: frozenset[Capability] = frozenset(
+    {"padding", "packing", "embeddings", "positions", "kernels", "attention", "checkpointing"}
+)
+_CACHE: frozenset[Capability] = frozenset({"cache", "reorder", "crop", "snapshot", "unused"})
 
 
 @dataclass(eq=False)
@@ -37,84 +53,75 @@ class ProbedCache:
 
     def fill_unused(self, value: float) -> None:
         for layer in self.held.layers:
-            layer.k[:, self.held.length :] = value
-            layer.v[:, self.held.length :] = value
+            for tensor in layer.tensors:
+                tensor[:, self.held.length :] = value
 
 
-class DecoderProbe(Probe):
-    """All that a :class:`Decoder` can be asked, through the ``forward`` and objective that training uses."""
+class ModelProbe(Probe):
+    """All that a :class:`Model` can be asked. What has no logit for each token answers with its hidden states."""
 
-    capabilities: frozenset[Capability] = frozenset(
-        {
-            "padding", "packing", "embeddings", "loss", "cache", "reorder", "crop", "snapshot", "unused", "positions",
-            "kernels", "attention", "checkpointing",
-        }
-    )  # fmt: skip
     kernels: tuple[str, ...] = BACKENDS
 
-    def __init__(self, model: Decoder, name: str | None = None) -> None:
+    def __init__(self, model: Model, name: str | None = None) -> None:
+        config = model.config
+        assert isinstance(config, ModelConfig)
         self.model = self.module = model
         self.name = name or type(model).__name__
-        self.vocab_size, self.rules, self.max_length = model.config.vocab_size, model.rules, model.max_length
-        scheme = model.config.position.kind
-        self.shift_invariant = scheme in ("rope", "none")
-        if scheme == "none":  # positions still say who is seen, which no other number changes in a causal model
+        self.vocab_size, self.max_length = config.vocab_size, model.max_length
+        self.by_groups = any("prefix()" in rule.describe() for rule in model.rules)
+        self.rules = tuple(_counted(rule) for rule in model.rules)
+        self.capabilities = _COMMON
+        schemes = {layer.position or config.position for layer in config.each_layer}
+        turning = [scheme for scheme in schemes if isinstance(scheme, words.Rope)]
+        self.shift_invariant = not isinstance(config.position, words.Learned | words.Sinusoidal) and not any(
+            scheme.scaling is not None and scheme.scaling.kind in ("dynamic_ntk", "longrope") for scheme in turning
+        )
+        if schemes == {words.NoPosition()}:  # positions still say who is seen, which no other number changes
             self.capabilities -= {"positions"}
+        self.speaks_tokens = isinstance(model.head, LanguageModelHead)
+        if self.speaks_tokens:
+            self.capabilities |= {"loss"}
 
     def logits(self, request: Request) -> Tensor:
         with self._embeddings(request):
-            logits: Tensor = self.model(_batch(request).to(self._device)).logits
-        return logits
+            return self._answer(self.batch(request).to(self.model.device))
 
     def embed(self, request: Request) -> Tensor:
         embeddings_BTD: Tensor = self.model.embed_tokens(request.tokens)
         return embeddings_BTD
 
     def loss(self, request: Request) -> tuple[Tensor, Tensor]:
-        batch = causal(_batch(request))
-        if request.targets is not None:
-            assert batch.labels is not None
-            next_BT = torch.roll(request.targets.cpu(), -1, 1)  # a row's last slot has no label in any case
-            batch = batch.with_labels(torch.where(next_BT, batch.labels, IGNORED))
+        batch = self.labelled(request)
         with self._embeddings(request):
-            loss = self.model(batch.to(self._device), want="loss").loss
+            loss = self.model(batch.to(self.model.device), want="loss").loss
         return loss.total, loss.count
 
-    def new_cache(self, rows: int, capacity: int) -> ProbedCache:
-        return ProbedCache(self.model.new_cache(rows, capacity))
-
-    def extend(self, request: Request, cache: ProbedCache) -> Tensor:
-        """A part of a request keeps the positions of the whole; the model gets a chunk that counts from 0.
-
-        Where the row went on is for the model's cache to know: handing it over would hide a fault there.
-        """
-        batch = _batch(request)
-        real_BT = batch.segments != 0
-        first_B1 = batch.positions.masked_fill(~real_BT, torch.iinfo(torch.int64).max).amin(1, keepdim=True)
-        relative_BT = torch.where(real_BT, batch.positions - first_B1, 0)
-        batch = replace(batch, positions=relative_BT, layout=None)
-        with self._embeddings(request):
-            logits: Tensor = self.model(batch.to(self._device), cache=cache.held).logits
-        return logits
+    def labelled(self, request: Request) -> Batch:
+        """What must be predicted, as the model's objective marks it: here the next token."""
+        batch = causal(self.batch(request))
+        if request.targets is None:
+            return batch
+        assert batch.labels is not None
+        next_BT = torch.roll(request.targets.cpu(), -1, 1)  # a row's last slot has no label in any case
+        return batch.with_labels(torch.where(next_BT, batch.labels, IGNORED))
 
     def attention(self, request: Request) -> list[Tensor]:
-        """Computed from what each layer's attention is given in a forward pass."""
+        """Computed from what each layer's own attention is given in a forward pass."""
         given: list[Tensor] = []
 
         def note(module: nn.Module, arguments: tuple[Any, ...]) -> None:
-            assert isinstance(module, GroupedAttention)
-            given.append(module.weights(arguments[0], arguments[1]))
+            x_BTD, places, _, _, bias = arguments
+            given.append(module.weights(x_BTD, places, bias))  # type: ignore[operator]
 
         with ExitStack() as hooks:
-            for module in self.model.layers.modules():
-                if isinstance(module, GroupedAttention):
-                    hooks.callback(module.register_forward_pre_hook(note).remove)
+            for block in self.model.layers:
+                hooks.callback(block.attention.register_forward_pre_hook(note).remove)  # type: ignore[union-attr, arg-type]
             self.logits(request)
         return given
 
     @contextmanager
     def kernel(self, name: str) -> Iterator[None]:
-        parts = [part for part in self.model.modules() if isinstance(part, GroupedAttention)]
+        parts = [part for part in self.model.modules() if isinstance(part, _ATTENTION)]
         with ExitStack() as stack:
             for part in parts:
                 stack.callback(setattr, part, "backend", part.backend)
@@ -130,18 +137,120 @@ class DecoderProbe(Probe):
         finally:
             self.model.gradient_checkpointing = before
 
-    def over(self, module: nn.Module) -> DecoderProbe:
-        assert isinstance(module, Decoder)
-        return DecoderProbe(module, self.name)
+    def over(self, module: nn.Module) -> ModelProbe:
+        assert isinstance(module, Model)
+        return type(self)(module, self.name)
+
+    def batch(self, request: Request) -> Batch:
+        """The request on the host, where its layout can be read off."""
+        batch = Batch(request.tokens.cpu(), request.positions.cpu(), request.segments.cpu())
+        if not self.by_groups:
+            return batch
+        return replace(batch, groups=((batch.positions < PREFIX) & (batch.segments != 0)).long())
+
+    def _answer(self, batch: Batch, cache: ContiguousCache | None = None) -> Tensor:
+        if self.speaks_tokens:
+            logits: Tensor = self.model(batch, cache=cache).logits
+            return logits
+        hidden: Tensor = self.model(batch, cache=cache, want="hidden").hidden
+        return hidden
 
     def _embeddings(self, request: Request) -> AbstractContextManager[None]:
         return embeddings_replaced(self.model.embed_tokens, request.embeddings)
 
-    @property
-    def _device(self) -> torch.device:
-        return self.model.lm_head.weight.device
+
+class EncoderProbe(ModelProbe):
+    """An encoder: a label belongs to the token it stands at."""
+
+    predicts_from = 0
+
+    def labelled(self, request: Request) -> Batch:
+        batch = self.batch(request)
+        return batch.with_labels(torch.where(request.learnt.cpu(), batch.tokens, IGNORED))
 
 
-def _batch(request: Request) -> Batch:
-    """On the host, where its layout can be read off."""
-    return Batch(request.tokens.cpu(), request.positions.cpu(), request.segments.cpu())
+class DecoderProbe(ModelProbe):
+    """A decoder, which also goes on from a cache."""
+
+    def __init__(self, model: Decoder, name: str | None = None) -> None:
+        super().__init__(model, name)
+        self.capabilities |= _CACHE
+
+    def new_cache(self, rows: int, capacity: int) -> ProbedCache:
+        return ProbedCache(self.model.new_cache(rows, capacity))  # type: ignore[operator]
+
+    def extend(self, request: Request, cache: ProbedCache) -> Tensor:
+        """A part of a request keeps the positions of the whole; the model gets a chunk that counts from 0.
+
+        Where the row went on is for the model's cache to know: handing it over would hide a fault there.
+        """
+        batch = self.batch(request)
+        real_BT = batch.segments != 0
+        first_B1 = batch.positions.masked_fill(~real_BT, torch.iinfo(torch.int64).max).amin(1, keepdim=True)
+        relative_BT = torch.where(real_BT, batch.positions - first_B1, 0)
+        batch = replace(batch, positions=relative_BT, layout=None)
+        if cache.held.memory is not None:
+            batch = replace(batch, source=None)
+        with self._embeddings(request):
+            return self._answer(batch.to(self.model.device), cache.held)
+
+
+class EncoderDecoderProbe(DecoderProbe):
+    """A decoder that reads what an encoder made of a request's source."""
+
+    memory_name = "encoder.norm"
+
+    def __init__(self, model: EncoderDecoder, name: str | None = None) -> None:
+        super().__init__(model, name)
+        self.source_rules = model.encoder.rules
+        self.capabilities |= {"source"}
+
+    def batch(self, request: Request) -> Batch:
+        source = request.source
+        if source is None:
+            raise ValueError(f"{self.name} reads a source; give the request one")
+        given = Batch(source.tokens.cpu(), source.positions.cpu(), source.segments.cpu())
+        most = int(request.segments.max()) if request.segments.numel() else 0
+        if most > 1 and int(given.segments.max()) == 1:  # one source for each of the row's documents
+            given = Batch(
+                given.tokens.repeat(1, most),
+                given.positions.repeat(1, most),
+                torch.cat([given.segments * number for number in range(1, most + 1)], 1),
+            )
+        return replace(super().batch(request), source=given)
+
+    def _embeddings(self, request: Request) -> AbstractContextManager[None]:
+        """Only the decoder's own reading of the table is replaced."""
+        if request.embeddings is None:
+            return super()._embeddings(request)
+        return _after_the_source(self.model.embed_tokens, request)
+
+
+@contextmanager
+def _after_the_source(table: nn.Module, request: Request) -> Iterator[None]:
+    """While inside, ``table`` gives the request's embeddings wherever it is asked for the request's own tokens."""
+    assert request.embeddings is not None
+
+    def replaced(_: nn.Module, arguments: tuple[Any, ...], found: Tensor) -> Tensor | None:
+        return request.embeddings.clone() if arguments[0].shape == request.tokens.shape and _own(arguments[0]) else None
+
+    def _own(tokens: Tensor) -> bool:
+        return bool((tokens.cpu() == request.tokens.cpu()).all())
+
+    handle = table.register_forward_hook(replaced)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def probe_of(model: Model) -> ModelProbe:
+    """The probe for a model of any family."""
+    if isinstance(model, EncoderDecoder):
+        return EncoderDecoderProbe(model)
+    return DecoderProbe(model) if isinstance(model, Decoder) else EncoderProbe(model)
+
+
+def _counted(rule: Rule) -> Rule:
+    """A rule by groups as one by the number of first tokens that an audit puts into a group."""
+    return parse(rule.describe().replace("prefix()", f"prefix({PREFIX})"))

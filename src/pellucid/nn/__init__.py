@@ -1,30 +1,35 @@
 """Mathematics only: parts that take plain numbers and can be used in anybody's model.
 
 ``attend``          the only function that runs attention
-``GroupedAttention`` ``DenseFFN`` ``GatedFFN`` ``PreNormBlock`` ``PostNormBlock``   what a layer is made of
+``GroupedAttention`` ``LatentAttention`` ``CrossAttention``                         how tokens read each other
+``DenseFFN`` ``GatedFFN`` ``PreNormBlock`` ``PostNormBlock``                        what else a layer is made of
 ``Rotary`` ``LearnedPositions`` ``SinusoidalPositions`` ``NoPositions``             how a token's place is told
 ``ContiguousCache``  what past tokens said, and where they were
 ``linear_cross_entropy``  the loss, as a sum and a count
 """
 
 from pellucid.nn.attend import attend, probabilities
-from pellucid.nn.attention import GroupedAttention
+from pellucid.nn.attention import CrossAttention, GroupedAttention, Memory
 from pellucid.nn.block import PostNormBlock, PreNormBlock
 from pellucid.nn.cache import ContiguousCache
 from pellucid.nn.embed import TokenEmbedding, silenced
 from pellucid.nn.ffn import DenseFFN, GatedFFN
+from pellucid.nn.latent import LatentAttention
 from pellucid.nn.losses import Loss, linear_cross_entropy
 from pellucid.nn.norms import LayerNorm, RMSNorm
 from pellucid.nn.positions import LearnedPositions, NoPositions, Rotary, SinusoidalPositions
 
 __all__ = [
     "ContiguousCache",
+    "CrossAttention",
     "DenseFFN",
     "GatedFFN",
     "GroupedAttention",
+    "LatentAttention",
     "LayerNorm",
     "LearnedPositions",
     "Loss",
+    "Memory",
     "NoPositions",
     "PostNormBlock",
     "PreNormBlock",

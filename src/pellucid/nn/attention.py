@@ -1,21 +1,91 @@
-"""Grouped self-attention: multi-head, multi-query and everything between, by the number of key/value heads."""
+"""Attention over keys and values with heads of their own: self-attention, and cross-attention to a memory."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
 from torch import nn
 
+from pellucid.errors import InputError, ShapeError
 from pellucid.nn.attend import Backend, attend, probabilities
 from pellucid.nn.cache import LayerCache
-from pellucid.nn.norms import RMSNorm
+from pellucid.nn.embed import silenced
 from pellucid.nn.positions import Rotary
 from pellucid.shapes import Float, Tensor
-from pellucid.visibility import Coordinates, Rule
+from pellucid.visibility import Coordinates, Rule, everything
+
+Projection = Literal["q", "k", "v", "o"]
+NormOver = Literal["head", "projection"]
 
 
-class GroupedAttention(nn.Module):
+class _Attention(nn.Module):
+    """What both kinds share: four projections, with their biases, limits and norms.
+
+    ``biases`` names the projections that have one. ``clip`` clamps queries, keys and values to ±clip after projection
+    (MPT, DBRX, OLMo). ``q_norm`` and ``k_norm`` see one head's features at a time (``norm_over="head"``) or those of
+    all heads together (``"projection"``: OLMo 2).
+    """
+
+    def __init__(
+        self,
+        size: int,
+        memory_size: int,
+        *,
+        heads: int,
+        kv_heads: int,
+        head_size: int,
+        biases: Collection[Projection],
+        q_norm: nn.Module | None,
+        k_norm: nn.Module | None,
+        norm_over: NormOver,
+        clip: float | None,
+        softcap: float | None,
+        scale: float | None,
+        dropout: float,
+        backend: Backend,
+    ) -> None:
+        super().__init__()
+        if unknown := set(biases) - {"q", "k", "v", "o"}:
+            raise InputError(f"biases names {sorted(unknown)}, but projections with a bias are q, k, v and o")
+        if norm_over not in ("head", "projection"):
+            raise InputError(f"norm_over is {norm_over!r}; choose head or projection")
+        if clip is not None and not clip > 0:
+            raise InputError(f"clip is {clip}, but must be above 0; leave it out for none")
+        self.heads, self.kv_heads, self.head_size = heads, kv_heads, head_size
+        self.norm_over, self.clip, self.softcap, self.scale = norm_over, clip, softcap, scale
+        self.dropout = dropout
+        self.backend: Backend = backend
+        self.q_proj = nn.Linear(size, heads * head_size, bias="q" in biases)
+        self.k_proj = nn.Linear(memory_size, kv_heads * head_size, bias="k" in biases)
+        self.v_proj = nn.Linear(memory_size, kv_heads * head_size, bias="v" in biases)
+        self.o_proj = nn.Linear(heads * head_size, size, bias="o" in biases)
+        self.q_norm: nn.Module = nn.Identity() if q_norm is None else q_norm
+        self.k_norm: nn.Module = nn.Identity() if k_norm is None else k_norm
+
+    def _projected(self, projection: nn.Module, x_BTD: Tensor) -> Tensor:
+        y_BTX: Tensor = projection(x_BTD)
+        if self.clip is not None:
+            y_BTX = y_BTX.clamp(-self.clip, self.clip)
+        return y_BTX.unflatten(-1, (-1, self.head_size))
+
+    def _normed(self, norm: nn.Module, y_BTNH: Tensor) -> Tensor:
+        normed: Tensor = norm(y_BTNH) if self.norm_over == "head" else norm(y_BTNH.flatten(-2)).view_as(y_BTNH)
+        return normed
+
+
+class GroupedAttention(_Attention):
     """Self-attention with N query heads that share K key/value heads (Ainslie et al. 2023).
 
-    K = N is multi-head attention, K = 1 multi-query attention. ``rule`` says who may see whom in this layer.
+    K = N is multi-head attention, K = 1 multi-query attention. ``rule`` says who may see whom in this layer. Queries
+    and keys are projected, clipped, normalised and turned, in this order; ``norm_after_rotary`` turns first (Llama 4,
+    Hunyuan). ``softcap`` c bends scores to ``c · tanh(score / c)`` (Gemma 2). ``sinks`` learns one logit a head that
+    joins each softmax as a key without a value (gpt-oss). ``scale`` defaults to ``H ** -0.5``.
+
+    Raises:
+        InputError: a bias, norm or limit that there is not.
     """
 
     def __init__(
@@ -27,33 +97,47 @@ class GroupedAttention(nn.Module):
         head_size: int,
         rule: Rule,
         rotary: Rotary | None = None,
-        bias: bool = False,
-        out_bias: bool = False,
-        qk_norm: bool = False,
-        norm_eps: float = 1e-6,
+        biases: Collection[Projection] = (),
+        q_norm: nn.Module | None = None,
+        k_norm: nn.Module | None = None,
+        norm_over: NormOver = "head",
+        norm_after_rotary: bool = False,
+        clip: float | None = None,
+        softcap: float | None = None,
+        sinks: bool = False,
         scale: float | None = None,
         dropout: float = 0.0,
         backend: Backend = "auto",
     ) -> None:
-        super().__init__()
+        super().__init__(
+            size, size, heads=heads, kv_heads=kv_heads, head_size=head_size, biases=biases, q_norm=q_norm,
+            k_norm=k_norm, norm_over=norm_over, clip=clip, softcap=softcap, scale=scale, dropout=dropout,
+            backend=backend,
+        )  # fmt: skip
         self.rule = rule
-        self.head_size = head_size
-        self.scale = scale
-        self.dropout = dropout
-        self.backend: Backend = backend
-        self.q_proj = nn.Linear(size, heads * head_size, bias=bias)
-        self.k_proj = nn.Linear(size, kv_heads * head_size, bias=bias)
-        self.v_proj = nn.Linear(size, kv_heads * head_size, bias=bias)
-        self.o_proj = nn.Linear(heads * head_size, size, bias=out_bias)
-        self.q_norm: nn.Module = RMSNorm(head_size, eps=norm_eps) if qk_norm else nn.Identity()
-        self.k_norm: nn.Module = RMSNorm(head_size, eps=norm_eps) if qk_norm else nn.Identity()
         self.rotary = rotary
+        self.norm_after_rotary = norm_after_rotary
+        self.sinks = nn.Parameter(torch.zeros(heads)) if sinks else None
+
+    @property
+    def cache_shapes(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """What one slot takes in a cache: keys and values."""
+        return (self.kv_heads, self.head_size), (self.kv_heads, self.head_size)
 
     def forward(
-        self, x_BTD: Float[Tensor, "B T D"], queries: Coordinates, keys: Coordinates, cache: LayerCache | None = None
+        self,
+        x_BTD: Float[Tensor, "B T D"],
+        queries: Coordinates,
+        keys: Coordinates,
+        cache: LayerCache | None = None,
+        bias: Float[Tensor, "#B #N T S"] | None = None,
     ) -> Float[Tensor, "B T D"]:
+        """``queries`` say where ``x`` is; ``keys`` the same, or all that the ``cache`` holds once ``x`` is in it.
+
+        ``bias`` is added to scores.
+        """
         q_BTNH, k_BTKH = self._queries_and_keys(x_BTD, queries)
-        v_BTKH = self.v_proj(x_BTD).unflatten(-1, (-1, self.head_size))
+        v_BTKH = self._projected(self.v_proj, x_BTD)
         k_BSKH, v_BSKH = (k_BTKH, v_BTKH) if cache is None else cache.append(k_BTKH, v_BTKH)
         out_BTNH = attend(
             q_BTNH,
@@ -63,19 +147,150 @@ class GroupedAttention(nn.Module):
             queries=queries,
             keys=keys,
             scale=self.scale,
+            softcap=self.softcap,
+            bias=bias,
+            sink_logits=self.sinks,
             dropout=self.dropout if self.training else 0.0,
             backend=self.backend,
         )
         return self.o_proj(out_BTNH.flatten(-2))
 
-    def weights(self, x_BTD: Float[Tensor, "B T D"], places: Coordinates) -> Float[Tensor, "B N T T"]:
+    def weights(
+        self, x_BTD: Float[Tensor, "B T D"], places: Coordinates, bias: Float[Tensor, "#B #N T T"] | None = None
+    ) -> Float[Tensor, "B N T T"]:
         """What each head attends to in ``x``, by the reference path; the weight of what is hidden is exactly 0."""
         q_BTNH, k_BTKH = self._queries_and_keys(x_BTD, places)
-        return probabilities(q_BTNH, k_BTKH, rule=self.rule, queries=places, keys=places, scale=self.scale)
+        return probabilities(
+            q_BTNH,
+            k_BTKH,
+            rule=self.rule,
+            queries=places,
+            keys=places,
+            scale=self.scale,
+            softcap=self.softcap,
+            bias=bias,
+            sink_logits=self.sinks,
+        )
 
     def _queries_and_keys(self, x_BTD: Tensor, places: Coordinates) -> tuple[Tensor, Tensor]:
-        q_BTNH = self.q_norm(self.q_proj(x_BTD).unflatten(-1, (-1, self.head_size)))
-        k_BTKH = self.k_norm(self.k_proj(x_BTD).unflatten(-1, (-1, self.head_size)))
+        q_BTNH = self._placed(self.q_norm, self._projected(self.q_proj, x_BTD), places)
+        k_BTKH = self._placed(self.k_norm, self._projected(self.k_proj, x_BTD), places)
+        return q_BTNH, k_BTKH
+
+    def _placed(self, norm: nn.Module, y_BTNH: Tensor, places: Coordinates) -> Tensor:
         if self.rotary is None:
-            return q_BTNH, k_BTKH
-        return self.rotary(q_BTNH, places), self.rotary(k_BTKH, places)
+            return self._normed(norm, y_BTNH)
+        if self.norm_after_rotary:
+            return self._normed(norm, self.rotary(y_BTNH, places))
+        return self.rotary(self._normed(norm, y_BTNH), places)
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """What cross-attention reads: states, and where they are. Without states, a cache holds their keys and values.
+
+    Raises:
+        ShapeError: states that are not where ``places`` says.
+    """
+
+    x: Float[Tensor, "B S D"] | None
+    places: Coordinates
+
+    def __post_init__(self) -> None:
+        if self.x is not None and tuple(self.x.shape[:2]) != self.places.shape:
+            raise ShapeError(
+                f"the memory's states are {tuple(self.x.shape[:2])}, but its places are {self.places.shape}; give one "
+                "place a slot"
+            )
+
+
+class CrossAttention(_Attention):
+    """Attention of one sequence to another (Vaswani et al. 2017 §3.2.3): a decoder's to its encoder's states.
+
+    Document d of the queries sees all of document d of the memory: never causal, never windowed, and nothing of
+    other documents or padding. ``memory_size`` is the width of the memory where it differs. With a cache, the memory's
+    keys and values are computed at the first pass and kept.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        memory_size: int | None = None,
+        heads: int,
+        kv_heads: int,
+        head_size: int,
+        biases: Collection[Projection] = (),
+        q_norm: nn.Module | None = None,
+        k_norm: nn.Module | None = None,
+        norm_over: NormOver = "head",
+        clip: float | None = None,
+        softcap: float | None = None,
+        scale: float | None = None,
+        dropout: float = 0.0,
+        backend: Backend = "auto",
+    ) -> None:
+        super().__init__(
+            size, size if memory_size is None else memory_size, heads=heads, kv_heads=kv_heads, head_size=head_size,
+            biases=biases, q_norm=q_norm, k_norm=k_norm, norm_over=norm_over, clip=clip, softcap=softcap, scale=scale,
+            dropout=dropout, backend=backend,
+        )  # fmt: skip
+        self.rule = everything()
+
+    def forward(
+        self,
+        x_BTD: Float[Tensor, "B T D"],
+        queries: Coordinates,
+        memory: Memory,
+        cache: LayerCache | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        """``x``, which is where ``queries`` say, attends to ``memory``.
+
+        Raises:
+            InputError: a memory without states, and no cache that holds what became of them.
+        """
+        q_BTNH = self._normed(self.q_norm, self._projected(self.q_proj, x_BTD))
+        k_BSKH, v_BSKH = self._keys_and_values(memory, cache)
+        out_BTNH = attend(
+            q_BTNH,
+            k_BSKH,
+            v_BSKH,
+            rule=self.rule,
+            queries=queries,
+            keys=memory.places,
+            scale=self.scale,
+            softcap=self.softcap,
+            dropout=self.dropout if self.training else 0.0,
+            backend=self.backend,
+        )
+        return self.o_proj(out_BTNH.flatten(-2))
+
+    def weights(self, x_BTD: Float[Tensor, "B T D"], queries: Coordinates, memory: Memory) -> Float[Tensor, "B N T S"]:
+        """What each head attends to in ``memory``, by the reference path."""
+        q_BTNH = self._normed(self.q_norm, self._projected(self.q_proj, x_BTD))
+        k_BSKH, _ = self._keys_and_values(memory, None)
+        return probabilities(
+            q_BTNH,
+            k_BSKH,
+            rule=self.rule,
+            queries=queries,
+            keys=memory.places,
+            scale=self.scale,
+            softcap=self.softcap,
+        )
+
+    def _keys_and_values(self, memory: Memory, cache: LayerCache | None) -> tuple[Tensor, Tensor]:
+        if memory.x is None:
+            if cache is None or cache.cross is None:
+                raise InputError(
+                    "this memory has no states, and no cache holds their keys and values; give Memory(x, places) at "
+                    "the first pass"
+                )
+            return cache.cross
+        # padding is silenced, so that not even NaN there reaches a gradient; states may come from a wider stream
+        x_BSD = silenced(memory.x, memory.places).to(self.k_proj.weight.dtype)
+        k_BSKH = self._normed(self.k_norm, self._projected(self.k_proj, x_BSD))
+        v_BSKH = self._projected(self.v_proj, x_BSD)
+        if cache is not None:
+            cache.cross = k_BSKH.detach(), v_BSKH.detach()
+        return k_BSKH, v_BSKH

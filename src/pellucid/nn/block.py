@@ -12,8 +12,11 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from pellucid.errors import InputError, UnsupportedError
+from pellucid.nn.attention import Memory
 from pellucid.nn.cache import LayerCache
 from pellucid.nn.moe.routing import RoutingTally
+from pellucid.nn.streams import AsType, AsWeightsOf, Multiply
 from pellucid.shapes import Float, Tensor
 from pellucid.visibility import Coordinates
 
@@ -24,11 +27,40 @@ class _Block(nn.Module):
     ``branch_multiplier`` scales each branch before it joins the stream (Granite). ``stream_dtype`` keeps the stream in
     that type, float32 for example, whatever the weights are in; branches run in the type of the attention's weights.
     A feed-forward part with ``routes = True`` is also told where the tokens are, and given the caller's ``tally``.
+
+    A block with ``cross_attention`` and ``cross_norm`` reads a ``memory`` between its halves, in the way of its halves;
+    parallel blocks have no place for it. ``bias`` is added to the scores of self-attention.
     """
 
     needs_final_norm: ClassVar[bool]
+    takes_memory: ClassVar[bool] = True
     attention: nn.Module
+    cross_attention: nn.Module
+    cross_norm: nn.Module
     ffn: nn.Module
+
+    def _cross(self, **parts: nn.Module | None) -> None:
+        """Cross-attention and its norms: all or none."""
+        missing = sorted(name for name, part in parts.items() if part is None)
+        self.has_memory = not missing
+        if self.has_memory and not self.takes_memory:
+            raise UnsupportedError(
+                f"{type(self).__name__} got cross-attention, but its halves run side by side and leave no place for "
+                "it; take a pre-norm, post-norm or sandwich block"
+            )
+        if missing and len(missing) < len(parts):
+            given = ", ".join(sorted(parts.keys() - set(missing)))
+            raise InputError(f"a block got {given}, but no {', '.join(missing)}; give all of them, or none")
+        for name, part in parts.items():
+            if part is not None:
+                setattr(self, name, part)
+
+    def _reads(self, memory: Memory | None) -> bool:
+        if memory is None and self.has_memory:
+            raise InputError("this block has cross-attention, but got no memory; give memory=Memory(x, places)")
+        if memory is not None and not self.has_memory:
+            raise InputError("this block got a memory, but has no cross-attention; give it one, or leave memory out")
+        return self.has_memory
 
     def _finish(self, dropout: float, branch_multiplier: float, stream_dtype: torch.dtype | None) -> None:
         """What comes after norms and branches, whose order in a block is that of its state."""
@@ -48,6 +80,8 @@ class _TwoNormBlock(_Block):
         ffn: nn.Module,
         attn_norm: nn.Module,
         ffn_norm: nn.Module,
+        cross_attention: nn.Module | None = None,
+        cross_norm: nn.Module | None = None,
         dropout: float,
         branch_multiplier: float = 1.0,
         stream_dtype: torch.dtype | None = None,
@@ -55,6 +89,7 @@ class _TwoNormBlock(_Block):
         super().__init__()
         self.attn_norm = attn_norm
         self.attention = attention
+        self._cross(cross_norm=cross_norm, cross_attention=cross_attention)
         self.ffn_norm = ffn_norm
         self.ffn = ffn
         self._finish(dropout, branch_multiplier, stream_dtype)
@@ -74,11 +109,17 @@ class PreNormBlock(_TwoNormBlock):
         queries: Coordinates,
         keys: Coordinates,
         cache: LayerCache | None = None,
+        *,
+        bias: Tensor | None = None,
+        memory: Memory | None = None,
         tally: RoutingTally | None = None,
     ) -> Float[Tensor, "B T D"]:
         x_BTD = self.to_stream(x_BTD)
         h_BTD = self.to_branch(self.attn_norm(x_BTD))
-        x_BTD = x_BTD + self.residual_dropout(self.attention(h_BTD, queries, keys, cache))
+        x_BTD = x_BTD + self.residual_dropout(self.attention(h_BTD, queries, keys, cache, bias))
+        if self._reads(memory):
+            h_BTD = self.to_branch(self.cross_norm(x_BTD))
+            x_BTD = x_BTD + self.residual_dropout(self.cross_attention(h_BTD, queries, memory, cache))
         h_BTD = self.to_branch(self.ffn_norm(x_BTD))
         return x_BTD + self.residual_dropout(self._feed(self.ffn, h_BTD, queries, tally))
 
@@ -94,11 +135,17 @@ class PostNormBlock(_TwoNormBlock):
         queries: Coordinates,
         keys: Coordinates,
         cache: LayerCache | None = None,
+        *,
+        bias: Tensor | None = None,
+        memory: Memory | None = None,
         tally: RoutingTally | None = None,
     ) -> Float[Tensor, "B T D"]:
         x_BTD = self.to_stream(x_BTD)
-        h_BTD = self.attention(self.to_branch(x_BTD), queries, keys, cache)
+        h_BTD = self.attention(self.to_branch(x_BTD), queries, keys, cache, bias)
         x_BTD = self.attn_norm(x_BTD + self.residual_dropout(h_BTD))
+        if self._reads(memory):
+            h_BTD = self.cross_attention(self.to_branch(x_BTD), queries, memory, cache)
+            x_BTD = self.cross_norm(x_BTD + self.residual_dropout(h_BTD))
         h_BTD = self._feed(self.ffn, self.to_branch(x_BTD), queries, tally)
         return self.ffn_norm(x_BTD + self.residual_dropout(h_BTD))
 
@@ -118,11 +165,17 @@ class DeepNormBlock(_TwoNormBlock):
         queries: Coordinates,
         keys: Coordinates,
         cache: LayerCache | None = None,
+        *,
+        bias: Tensor | None = None,
+        memory: Memory | None = None,
         tally: RoutingTally | None = None,
     ) -> Float[Tensor, "B T D"]:
         x_BTD = self.to_stream(x_BTD)
-        h_BTD = self.attention(self.to_branch(x_BTD), queries, keys, cache)
+        h_BTD = self.attention(self.to_branch(x_BTD), queries, keys, cache, bias)
         x_BTD = self.attn_norm(self.alpha * x_BTD + self.residual_dropout(h_BTD))
+        if self._reads(memory):
+            h_BTD = self.cross_attention(self.to_branch(x_BTD), queries, memory, cache)
+            x_BTD = self.cross_norm(self.alpha * x_BTD + self.residual_dropout(h_BTD))
         h_BTD = self._feed(self.ffn, self.to_branch(x_BTD), queries, tally)
         return self.ffn_norm(self.alpha * x_BTD + self.residual_dropout(h_BTD))
 
@@ -137,6 +190,7 @@ class SandwichBlock(_Block):
     """
 
     needs_final_norm = True
+    cross_post_norm: nn.Module
 
     def __init__(
         self,
@@ -144,9 +198,12 @@ class SandwichBlock(_Block):
         attention: nn.Module,
         ffn: nn.Module,
         attn_norm: nn.Module,
-        attn_out_norm: nn.Module,
+        attn_post_norm: nn.Module,
         ffn_norm: nn.Module,
-        ffn_out_norm: nn.Module,
+        ffn_post_norm: nn.Module,
+        cross_attention: nn.Module | None = None,
+        cross_norm: nn.Module | None = None,
+        cross_post_norm: nn.Module | None = None,
         dropout: float,
         branch_multiplier: float = 1.0,
         stream_dtype: torch.dtype | None = None,
@@ -154,10 +211,11 @@ class SandwichBlock(_Block):
         super().__init__()
         self.attn_norm = attn_norm
         self.attention = attention
-        self.attn_out_norm = attn_out_norm
+        self.attn_post_norm = attn_post_norm
+        self._cross(cross_norm=cross_norm, cross_attention=cross_attention, cross_post_norm=cross_post_norm)
         self.ffn_norm = ffn_norm
         self.ffn = ffn
-        self.ffn_out_norm = ffn_out_norm
+        self.ffn_post_norm = ffn_post_norm
         self._finish(dropout, branch_multiplier, stream_dtype)
 
     def forward(
@@ -166,19 +224,26 @@ class SandwichBlock(_Block):
         queries: Coordinates,
         keys: Coordinates,
         cache: LayerCache | None = None,
+        *,
+        bias: Tensor | None = None,
+        memory: Memory | None = None,
         tally: RoutingTally | None = None,
     ) -> Float[Tensor, "B T D"]:
         x_BTD = self.to_stream(x_BTD)
-        h_BTD = self.attention(self.to_branch(self.attn_norm(x_BTD)), queries, keys, cache)
-        x_BTD = x_BTD + self.residual_dropout(self.attn_out_norm(h_BTD))
+        h_BTD = self.attention(self.to_branch(self.attn_norm(x_BTD)), queries, keys, cache, bias)
+        x_BTD = x_BTD + self.residual_dropout(self.attn_post_norm(h_BTD))
+        if self._reads(memory):
+            h_BTD = self.cross_attention(self.to_branch(self.cross_norm(x_BTD)), queries, memory, cache)
+            x_BTD = x_BTD + self.residual_dropout(self.cross_post_norm(h_BTD))
         h_BTD = self._feed(self.ffn, self.to_branch(self.ffn_norm(x_BTD)), queries, tally)
-        return x_BTD + self.residual_dropout(self.ffn_out_norm(h_BTD))
+        return x_BTD + self.residual_dropout(self.ffn_post_norm(h_BTD))
 
 
 class ParallelBlock(_Block):
     """``x + attention(norm(x)) + ffn(norm(x))``, both from one norm (Wang & Komatsuzaki 2021, GPT-J; Phi, Cohere)."""
 
     needs_final_norm = True
+    takes_memory = False
 
     def __init__(
         self,
@@ -186,6 +251,8 @@ class ParallelBlock(_Block):
         attention: nn.Module,
         ffn: nn.Module,
         norm: nn.Module,
+        cross_attention: nn.Module | None = None,
+        cross_norm: nn.Module | None = None,
         dropout: float,
         branch_multiplier: float = 1.0,
         stream_dtype: torch.dtype | None = None,
@@ -193,6 +260,7 @@ class ParallelBlock(_Block):
         super().__init__()
         self.norm = norm
         self.attention = attention
+        self._cross(cross_norm=cross_norm, cross_attention=cross_attention)
         self.ffn = ffn
         self._finish(dropout, branch_multiplier, stream_dtype)
 
@@ -202,11 +270,15 @@ class ParallelBlock(_Block):
         queries: Coordinates,
         keys: Coordinates,
         cache: LayerCache | None = None,
+        *,
+        bias: Tensor | None = None,
+        memory: Memory | None = None,
         tally: RoutingTally | None = None,
     ) -> Float[Tensor, "B T D"]:
+        self._reads(memory)
         x_BTD = self.to_stream(x_BTD)
         h_BTD = self.to_branch(self.norm(x_BTD))
-        mixed_BTD = self.residual_dropout(self.attention(h_BTD, queries, keys, cache))
+        mixed_BTD = self.residual_dropout(self.attention(h_BTD, queries, keys, cache, bias))
         return x_BTD + mixed_BTD + self.residual_dropout(self._feed(self.ffn, h_BTD, queries, tally))
 
 
@@ -214,6 +286,7 @@ class ParallelTwoNormBlock(_TwoNormBlock):
     """``x + attention(norm₁(x)) + ffn(norm₂(x))`` (Black et al. 2022 §2.1.2, GPT-NeoX; Falcon 40B)."""
 
     needs_final_norm = True
+    takes_memory = False
 
     def forward(
         self,
@@ -221,52 +294,17 @@ class ParallelTwoNormBlock(_TwoNormBlock):
         queries: Coordinates,
         keys: Coordinates,
         cache: LayerCache | None = None,
+        *,
+        bias: Tensor | None = None,
+        memory: Memory | None = None,
         tally: RoutingTally | None = None,
     ) -> Float[Tensor, "B T D"]:
+        self._reads(memory)
         x_BTD = self.to_stream(x_BTD)
         h_BTD = self.to_branch(self.attn_norm(x_BTD))
-        mixed_BTD = self.residual_dropout(self.attention(h_BTD, queries, keys, cache))
+        mixed_BTD = self.residual_dropout(self.attention(h_BTD, queries, keys, cache, bias))
         h_BTD = self.to_branch(self.ffn_norm(x_BTD))
         return x_BTD + mixed_BTD + self.residual_dropout(self._feed(self.ffn, h_BTD, queries, tally))
-
-
-class Multiply(nn.Module):
-    """``factor · x``."""
-
-    def __init__(self, factor: float) -> None:
-        super().__init__()
-        self.factor = factor
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.factor * x
-
-    def extra_repr(self) -> str:
-        return f"{self.factor:g}"
-
-
-class AsType(nn.Module):
-    """``x`` in a fixed type."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.dtype = dtype
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.to(self.dtype)
-
-    def extra_repr(self) -> str:
-        return str(self.dtype)
-
-
-class AsWeightsOf(nn.Module):
-    """``x`` in the type that the first weight of ``part`` has when it is asked; the way from a stream into a matrix."""
-
-    def __init__(self, part: nn.Module) -> None:
-        super().__init__()
-        self._part = (part,)  # in a tuple, because it is no child: its weights have a home already
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.to(next(self._part[0].parameters(), x).dtype)
 
 
 def _plain(ffn: nn.Module, x_BTD: Tensor, _places: Coordinates, _tally: RoutingTally | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""The contiguous key/value cache: what past tokens said, *and where they were*.
+"""The contiguous cache: what past tokens said, *and where they were*.
 
 Visibility is computed from the stored coordinates like everywhere else, so slots that are unused or padding are
 invisible by construction, and a row's positions go on from what the row holds, not from a shared counter.
@@ -6,30 +6,42 @@ invisible by construction, and a row's positions go on from what the row holds, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 from pellucid.errors import InputError, LengthError, ShapeError, UnsupportedError
-from pellucid.shapes import Float, Int, Tensor
+from pellucid.nn.runs import ends, lengths, merged, rows_of, runs_of
+from pellucid.shapes import Int, Tensor
 from pellucid.visibility import Coordinates, Layout, Rule, Run
 
 
 @dataclass(eq=False)
 class LayerCache:
-    """Keys and values of one layer; :class:`ContiguousCache` owns it and says which slots are next."""
+    """What one layer keeps; :class:`ContiguousCache` owns it and says which slots are next.
 
-    k: Float[Tensor, "B S K H"]
-    v: Float[Tensor, "B S K U"]
+    ``tensors`` are ``[B, S, …]``: keys and values, or a latent and a shared key. ``cross`` holds the keys and values of
+    a memory, ``[B, S', K, H]`` each, from the first pass on that reads it.
+    """
+
+    tensors: tuple[Tensor, ...]
     start: int = 0
+    cross: tuple[Tensor, Tensor] | None = None
 
-    def append(self, k_BTKH: Tensor, v_BTKU: Tensor) -> tuple[Tensor, Tensor]:
-        """Store the new chunk at the slots that :meth:`ContiguousCache.place` opened; all slots up to it come back.
+    def append(self, *new: Tensor) -> tuple[Tensor, ...]:
+        """Store a new chunk of each tensor at the slots that :meth:`ContiguousCache.place` opened; all slots up to
+        its end come back.
 
         Gradients flow into this chunk and stop at earlier ones, which are remembered as numbers.
+
+        Raises:
+            ShapeError: tensors that are not what the cache has room for.
         """
-        return self._append(self.k, k_BTKH), self._append(self.v, v_BTKU)
+        room, got = [tuple(t.shape[2:]) for t in self.tensors], [tuple(t.shape[2:]) for t in new]
+        if room != got:  # assignment alone would broadcast one head into the room of many
+            raise ShapeError(f"a layer appends {got} a slot, but its cache has room for {room}; make the shapes agree")
+        return tuple(self._append(store, chunk) for store, chunk in zip(self.tensors, new, strict=True))
 
     def _append(self, store: Tensor, new: Tensor) -> Tensor:
         stop = self.start + new.shape[1]
@@ -40,9 +52,18 @@ class LayerCache:
             return torch.cat([store[:, : self.start].to(new.dtype), new], 1)
         return store[:, :stop].to(new.dtype)
 
+    def apply(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Put ``change(tensor)`` in the place of every tensor."""
+        self.tensors = tuple(change(tensor) for tensor in self.tensors)
+        self.cross = None if self.cross is None else (change(self.cross[0]), change(self.cross[1]))
+
 
 class ContiguousCache:
     """Room for ``capacity`` slots of each row in every layer.
+
+    ``shapes`` has one entry a layer: the shape of each of its tensors in one slot, ``((K, H), (K, H))`` for keys and
+    values. ``crosses(before, after)`` says whether a document of ``before`` tokens must not go on (or be cropped) to
+    ``after``, because its keys were turned by other angles (:meth:`~pellucid.nn.positions.Rotary.crosses`).
 
     A chunk is *placed* (coordinates only), then every layer appends to it, then it is *committed*; a forward pass
     that fails in between leaves the cache as it was.
@@ -51,24 +72,25 @@ class ContiguousCache:
     def __init__(
         self,
         *,
-        layers: int,
+        shapes: Sequence[Sequence[tuple[int, ...]]],
         rows: int,
         capacity: int,
-        kv_heads: int,
-        head_size: int,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        crosses: Callable[[int, int], bool] | None = None,
     ) -> None:
         if rows < 1 or capacity < 1:
             raise ShapeError(f"a cache needs at least one row and one slot, not {rows} rows and {capacity} slots")
-        shape = (rows, capacity, kv_heads, head_size)
         self.layers = [
-            LayerCache(torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
-            for _ in range(layers)
+            LayerCache(tuple(torch.zeros(rows, capacity, *shape, dtype=dtype, device=device) for shape in layer))
+            for layer in shapes
         ]
         self.positions_BS = torch.zeros(rows, capacity, dtype=torch.long, device=device)
         self.segments_BS = torch.zeros(rows, capacity, dtype=torch.long, device=device)
+        self.groups_BS: Tensor | None = None  # from the first chunk on that has groups
+        self.memory: Coordinates | None = None
         self.length = 0
+        self._crosses = crosses
         self._runs: tuple[Run, ...] = ()
         self._placed: tuple[int, tuple[Run, ...]] | None = None
 
@@ -88,46 +110,75 @@ class ContiguousCache:
     @property
     def row_lengths(self) -> list[int]:
         """How many tokens of its last document each row holds: the position that comes next."""
-        return [end for _, end in _ends(self._runs, self.rows)]
+        return [end for _, end in ends(self._runs, self.rows)]
+
+    def remember(self, places: Coordinates) -> None:
+        """Keep where the tokens of a memory are, for passes that are not given it; what layers kept of another goes.
+
+        Raises:
+            ShapeError: another number of rows.
+            UnsupportedError: tokens are held already, which have read another memory.
+        """
+        if places.shape[0] != self.rows:
+            raise ShapeError(f"the memory has {places.shape[0]} rows but the cache has {self.rows}; they must agree")
+        if self.length:
+            raise UnsupportedError(
+                f"the cache holds {self.length} slots, whose tokens have read another memory; crop(0) first, or begin "
+                "with a new cache"
+            )
+        self.memory = places
+        for layer in self.layers:
+            layer.cross = None
 
     def place(self, chunk: Coordinates, rules: Sequence[Rule] = ()) -> tuple[Coordinates, Coordinates]:
-        """Coordinates of a chunk that goes on from here, and of everything it may look at.
+        """Coordinates of a chunk that goes on from here, and of everything it may look at: (queries, keys).
 
-        ``chunk`` counts from 0; each row's real tokens continue the row's last document. Returns (queries, keys).
+        ``chunk`` counts from 0; each row's real tokens continue the row's last document. Its groups are kept; without
+        them, new tokens belong to no group. A prefix that sees itself has to be in the first chunk, whole.
+
+        Raises:
+            ShapeError: another number of rows.
+            LengthError: more slots than are left.
+            UnsupportedError: packed rows that go on; earlier tokens that would have had to see, or to be turned by
+                the length of, what comes now.
         """
-        slots = chunk.shape[1]
+        start, slots = self.length, chunk.shape[1]
+        stop = start + slots
         if chunk.shape[0] != self.rows:
             raise ShapeError(f"the chunk has {chunk.shape[0]} rows but the cache has {self.rows}; they must agree")
-        if self.length + slots > self.capacity:
+        if stop > self.capacity:
             raise LengthError(
                 f"{slots} new tokens do not fit: the cache holds {self.length} of {self.capacity}; make a larger one "
-                f"with new_cache(rows, capacity={self.length + slots})"
+                f"with new_cache(rows, capacity={stop})"
             )
-        if chunk.groups is not None:
-            raise UnsupportedError("a cache keeps no groups; run prefix() and blocks() by groups without a cache")
-        queries = chunk if self.length == 0 else self._continued(chunk)
+        queries = chunk if start == 0 else self._continued(chunk)
         assert queries.layout is not None
-        self._refuse_ahead(rules, queries.layout)
-        start, stop = self.length, self.length + slots
+        if start:
+            self._refuse_ahead(rules, queries)
+            self._refuse_crossing(self._runs, (*self._runs, *queries.layout.runs))
         self.positions_BS[:, start:stop] = queries.positions
         self.segments_BS[:, start:stop] = queries.segments
+        if queries.groups is not None and self.groups_BS is None:
+            self.groups_BS = torch.zeros_like(self.segments_BS)
+        if self.groups_BS is not None:
+            self.groups_BS[:, start:stop] = 0 if queries.groups is None else queries.groups
         shifted = (run._replace(start=run.start + start, stop=run.stop + start) for run in queries.layout.runs)
-        runs = _merged([*self._runs, *shifted])
+        runs = merged([*self._runs, *shifted])
         for layer in self.layers:
             layer.start = start
         self._placed = stop, runs
-        if start == 0:
-            return queries, queries
-        keys = Coordinates(
-            self.positions_BS[:, :stop], self.segments_BS[:, :stop], layout=Layout(self.rows, stop, runs)
-        )
-        return queries, keys
+        return (queries, queries) if start == 0 else (queries, self._held(stop, runs))
 
     def commit(self) -> None:
         """The chunk that was placed now counts."""
         assert self._placed is not None
         self.length, self._runs = self._placed
         self._placed = None
+
+    def _held(self, stop: int, runs: tuple[Run, ...]) -> Coordinates:
+        groups = None if self.groups_BS is None else self.groups_BS[:, :stop]
+        layout = Layout(self.rows, stop, runs)
+        return Coordinates(self.positions_BS[:, :stop], self.segments_BS[:, :stop], groups, layout)
 
     def _continued(self, chunk: Coordinates) -> Coordinates:
         if chunk.layout is None:
@@ -138,81 +189,88 @@ class ContiguousCache:
             raise UnsupportedError(
                 "going on from a cache takes one document a row; packed rows only fit an empty cache"
             )
-        ends = _ends(self._runs, self.rows)
+        held = ends(self._runs, self.rows)
         device = chunk.positions.device
-        segment_B = torch.tensor([segment for segment, _ in ends], device=device)
-        next_B = torch.tensor([end for _, end in ends], device=device)
+        segment_B = torch.tensor([segment for segment, _ in held], device=device)
+        next_B = torch.tensor([end for _, end in held], device=device)
         real = chunk.real
         positions = torch.where(real, chunk.positions + next_B[:, None], 0)
         segments = torch.where(real, segment_B[:, None], 0)
         runs = tuple(
-            run._replace(segment=ends[run.row][0], first=run.first + ends[run.row][1]) for run in chunk.layout.runs
+            run._replace(segment=held[run.row][0], first=run.first + held[run.row][1]) for run in chunk.layout.runs
         )
-        return Coordinates(positions, segments, layout=Layout(self.rows, chunk.layout.slots, runs))
+        groups = torch.zeros_like(segments) if chunk.groups is None and self.groups_BS is not None else chunk.groups
+        return Coordinates(positions, segments, groups, Layout(self.rows, chunk.layout.slots, runs))
 
-    def _refuse_ahead(self, rules: Sequence[Rule], new: Layout) -> None:
+    def _refuse_ahead(self, rules: Sequence[Rule], new: Coordinates) -> None:
         """Old tokens must not have been owed a sight of new ones: they were computed without it."""
-        if self.length == 0:
-            return
-        first = min((run.first for run in new.runs), default=None)
+        assert new.layout is not None
+        first = min((run.first for run in new.layout.runs), default=None)
+        old = self._held(self.length, self._runs)
         for rule in rules:
             if first is None or (rule.settled is not None and first >= rule.settled):
+                continue
+            if not rule.positional and not rule.mask(old, new).any():  # by groups: the mask alone can tell
                 continue
             raise UnsupportedError(
                 f"the rule {rule} lets earlier tokens see later ones, which a cached chunk cannot give them; "
                 "run the whole sequence at once, or give the whole prefix in the first chunk"
             )
 
-    def reorder(self, index_B: Int[Tensor, "B"]) -> None:
-        """Row b becomes what row ``index_B[b]`` was: keys, values and coordinates of every layer."""
-        if index_B.shape != (self.rows,):
-            raise ShapeError(f"reorder takes one row number for each of {self.rows} rows, not {tuple(index_B.shape)}")
-        chosen = index_B.tolist()
+    def _refuse_crossing(self, held: Sequence[Run], wanted: Sequence[Run]) -> None:
+        if self._crosses is None:
+            return
+        before, after = lengths(held), lengths(wanted)
+        for document, length in before.items():
+            new = after.get(document, 0)
+            if new != length and self._crosses(length, new):
+                raise UnsupportedError(
+                    f"the cache holds a document of {length} tokens, which are turned by other angles than in one of "
+                    f"{new}; run all {new} tokens again, with an empty cache or none"
+                )
+
+    def reorder(self, index: Int[Tensor, "R"]) -> None:
+        """Row r becomes what row ``index[r]`` was, memory included; rows may be repeated, left out, and any number.
+
+        Raises:
+            ShapeError: not a list of one row or more.
+            InputError: a row that is not there.
+        """
+        if index.ndim != 1 or not len(index):
+            raise ShapeError(f"reorder takes a list of one row number or more, not the shape {tuple(index.shape)}")
+        chosen = index.tolist()
         if any(not 0 <= row < self.rows for row in chosen):
             raise InputError(f"reorder names rows {chosen}, but the cache has rows 0 to {self.rows - 1}")
         for layer in self.layers:
-            layer.k, layer.v = layer.k[index_B], layer.v[index_B]
-        self.positions_BS, self.segments_BS = self.positions_BS[index_B], self.segments_BS[index_B]
-        self._runs = tuple(
-            run._replace(row=new) for new, old in enumerate(chosen) for run in self._runs if run.row == old
-        )
+            layer.apply(lambda tensor: tensor[index])
+        self.positions_BS, self.segments_BS = self.positions_BS[index], self.segments_BS[index]
+        self.groups_BS = None if self.groups_BS is None else self.groups_BS[index]
+        self.memory = None if self.memory is None else rows_of(self.memory, index, chosen)
+        self._runs = runs_of(self._runs, chosen)
 
     def crop(self, keep: int) -> None:
-        """Keep the first ``keep`` slots; a negative number drops that many. Clamped to what there is."""
+        """Keep the first ``keep`` slots; a negative number drops that many. Clamped to what there is.
+
+        A memory stays. Raises UnsupportedError where what is left was turned by the angles of a longer document.
+        """
         kept = max(0, min(self.length, keep if keep >= 0 else self.length + keep))
+        runs = tuple(run._replace(stop=min(run.stop, kept)) for run in self._runs if run.start < kept)
+        self._refuse_crossing(self._runs, runs)
+        # new tensors, because coordinates that were handed out look at the old ones
+        self.positions_BS, self.segments_BS = self.positions_BS.clone(), self.segments_BS.clone()
+        self.groups_BS = None if self.groups_BS is None else self.groups_BS.clone()
         self.segments_BS[:, kept:] = 0
-        self._runs = tuple(run._replace(stop=min(run.stop, kept)) for run in self._runs if run.start < kept)
+        self._runs = runs
         self.length = kept
 
     def snapshot(self) -> ContiguousCache:
         """A copy that shares no memory with this one."""
         copy = object.__new__(ContiguousCache)
-        copy.layers = [LayerCache(layer.k.clone(), layer.v.clone(), layer.start) for layer in self.layers]
+        copy.layers = [replace(layer) for layer in self.layers]
+        for layer in copy.layers:
+            layer.apply(torch.clone)
         copy.positions_BS, copy.segments_BS = self.positions_BS.clone(), self.segments_BS.clone()
-        copy.length, copy._runs, copy._placed = self.length, self._runs, None
+        copy.groups_BS = None if self.groups_BS is None else self.groups_BS.clone()
+        copy.memory = self.memory  # frozen: remember() puts another in its place, nothing writes into it
+        copy.length, copy._runs, copy._placed, copy._crosses = self.length, self._runs, None, self._crosses
         return copy
-
-
-def _ends(runs: Sequence[Run], rows: int) -> list[tuple[int, int]]:
-    """The last document of each row and the position after its end; (1, 0) for a row without tokens."""
-    ends = [(1, 0)] * rows
-    for run in runs:
-        if run.segment >= ends[run.row][0]:
-            ends[run.row] = (run.segment, run.first + run.stop - run.start)
-    return ends
-
-
-def _merged(runs: list[Run]) -> tuple[Run, ...]:
-    """Runs sorted by row, neighbours of one document with consecutive positions made one."""
-    merged: list[Run] = []
-    for run in sorted(runs):
-        last = merged[-1] if merged else None
-        if (
-            last is not None
-            and (last.row, last.segment, last.stop) == (run.row, run.segment, run.start)
-            and last.first + last.stop - last.start == run.first
-        ):
-            merged[-1] = last._replace(stop=run.stop)
-        else:
-            merged.append(run)
-    return tuple(merged)

@@ -25,6 +25,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu_squared": lambda x: F.relu(x).square(),
     "sigmoid": torch.sigmoid,
     "silu": F.silu,
+    "tanh": torch.tanh,
 }
 """By the names that configs use; ``gelu`` is exact (erf), ``relu_squared`` is So et al. 2021 (Primer)."""
 
@@ -38,6 +39,21 @@ def activation(name: str) -> Callable[[Tensor], Tensor]:
     if name not in ACTIVATIONS:
         raise InputError(f"there is no activation {name!r}; choose one of {', '.join(sorted(ACTIVATIONS))}")
     return ACTIVATIONS[name]
+
+
+class Activation(nn.Module):
+    """The function called ``name``, as a part."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.function = activation(name)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+    def extra_repr(self) -> str:
+        return self.name
 
 
 def clamped_gate(gate: Tensor, up: Tensor, *, limit: float, alpha: float) -> Tensor:

@@ -10,10 +10,10 @@ sandwich       SandwichBlock                               one         :func:`in
 parallel       ParallelBlock, ParallelTwoNormBlock         one         :func:`init_parallel`: as pre-norm
 =============  ==========================================  ==========  =================================================
 
-A pre-norm stream adds up 2L branch outputs, so the last matrix of each branch starts smaller (or at zero); a post-norm
-stream is normalised after every addition and takes Xavier's scale (Glorot & Bengio 2010), as the 2017 model did. Norms
-(:func:`init_norms`) and position tables start the same everywhere. Stacked experts start as that many single matrices,
-routers as any matrix that ends no branch.
+A pre-norm stream adds up 2L branch outputs (3L with cross-attention), so the last matrix of each branch starts smaller
+(or at zero); a post-norm stream is normalised after every addition and takes Xavier's scale (Glorot & Bengio 2010), as
+the 2017 model did. Norms (:func:`init_norms`) and position tables start the same everywhere. Stacked experts start as
+that many single matrices, routers as any matrix that ends no branch.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ import torch
 from torch import nn
 
 from pellucid.errors import ShapeError
+from pellucid.nn.attention import GroupedAttention
+from pellucid.nn.latent import LatentAttention
 from pellucid.nn.moe.experts import Experts
 from pellucid.nn.moe.router import Router, SigmoidRouter
 from pellucid.nn.norms import HeadLayerNorm, LayerNorm, RMSNorm
@@ -39,17 +41,24 @@ _VALUE_PATH = ("v_proj", "o_proj", "up_proj", "gate_proj", "down_proj")  # what 
 
 @torch.no_grad()
 def init_pre_norm(
-    model: nn.Module, *, layers: int, std: float | None, residual: Residual, generator: torch.Generator
+    model: nn.Module,
+    *,
+    layers: int,
+    std: float | None,
+    residual: Residual,
+    generator: torch.Generator,
+    branches: int = 2,
 ) -> None:
     """Normal weights of ``std`` (None: ``1/sqrt(fan_in)``).
 
-    Branch ends are divided by ``sqrt(2L)`` (Radford et al. 2019 §2.3), or 0.
+    Branch ends are divided by ``sqrt(branches · L)`` (Radford et al. 2019 §2.3), or 0. ``branches`` counts what a layer
+    adds to the stream: 3 with cross-attention.
     """
     for name, module in model.named_modules():
         for weight_name, weight in _matrices(module):
             scale = weight.shape[-1] ** -0.5 if std is None else std
             if f"{name}.{weight_name}".removesuffix(".weight").endswith(_BRANCH_ENDS) and residual != "plain":
-                scale *= 0.0 if residual == "zero" else 1 / math.sqrt(2 * layers)
+                scale *= 0.0 if residual == "zero" else 1 / math.sqrt(branches * layers)
             _normal(weight, scale, generator)
         if isinstance(module, nn.Embedding):
             _normal(module.weight, 0.02 if std is None else std, generator)
@@ -90,7 +99,9 @@ def init_post_norm(model: nn.Module, *, generator: torch.Generator) -> None:
 def init_deep_norm(model: nn.Module, *, beta: float, generator: torch.Generator) -> None:
     """Xavier-normal matrices, those on the way of the values times ``beta`` (Wang et al. 2022 fig. 2).
 
-    That way is v and o of attention and the whole feed-forward part; q, k and everything else keep a gain of 1.
+    That way is v and o of attention (also to a memory) and the whole feed-forward part; q, k and everything else keep a
+    gain of 1. In latent attention v is those rows of ``kv_b_proj`` that make values: the matrix before them ends in a
+    norm, which would undo any scale.
     """
     for name, module in model.named_modules():
         for weight_name, weight in _matrices(module):
@@ -99,6 +110,9 @@ def init_deep_norm(model: nn.Module, *, beta: float, generator: torch.Generator)
         if isinstance(module, nn.Embedding):
             _normal(module.weight, module.embedding_dim**-0.5, generator)
         _zero_biases(module)
+    for module in model.modules():
+        if isinstance(module, LatentAttention):
+            module.up()[1].mul_(beta)
 
 
 class DeepNormConstants(NamedTuple):
@@ -162,6 +176,8 @@ def _zero_biases(module: nn.Module) -> None:
                 nn.init.zeros_(bias)
     if isinstance(module, SigmoidRouter):
         nn.init.zeros_(module.choice_bias)
+    if isinstance(module, GroupedAttention) and module.sinks is not None:
+        nn.init.zeros_(module.sinks)
 
 
 def _xavier(weight: torch.Tensor) -> float:

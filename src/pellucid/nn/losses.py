@@ -34,6 +34,7 @@ def linear_cross_entropy(
     bias_V: Float[Tensor, V] | None = None,
     counted: Int[Tensor, C] | None = None,
     ignored: int = -100,
+    multiplier: float = 1.0,
     softcap: float | None = None,
     label_smoothing: float = 0.0,
     chunk: int = 512,
@@ -42,8 +43,9 @@ def linear_cross_entropy(
 
     Never holds more than ``chunk`` rows of logits: each chunk's gradient is taken while its logits are there, so the
     backward pass recomputes nothing. ``counted`` are the flat indices of labels that are not ``ignored``, where the
-    host knows them. ``softcap`` c bends logits to ``c · tanh(logit / c)``. ``label_smoothing`` ε mixes the target
-    with the uniform distribution over the vocabulary (Szegedy et al. 2016 §7), at counted positions only.
+    host knows them. Logits are multiplied by ``multiplier`` (bias included), then ``softcap`` c bends them to
+    ``c · tanh(logit / c)``. ``label_smoothing`` ε mixes the target with the uniform distribution over the vocabulary
+    (Szegedy et al. 2016 §7), at counted positions only.
 
     Raises:
         ShapeError: labels that do not fit, or name a class outside the vocabulary.
@@ -65,7 +67,8 @@ def linear_cross_entropy(
     if not torch.is_grad_enabled():  # an autograd function is not told, and would compute gradients for nobody
         hidden_CD, weight_VD = hidden_CD.detach(), weight_VD.detach()
         bias_V = None if bias_V is None else bias_V.detach()
-    total = _LinearCrossEntropy.apply(hidden_CD, weight_VD, bias_V, targets, softcap, label_smoothing, chunk)
+    settings = (multiplier, softcap, label_smoothing, chunk)
+    total = _LinearCrossEntropy.apply(hidden_CD, weight_VD, bias_V, targets, *settings)
     return Loss(total, torch.tensor(targets.numel(), device=targets.device))
 
 
@@ -79,6 +82,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         weight_VD: Tensor,
         bias_V: Tensor | None,
         targets_C: Tensor,
+        multiplier: float,
         softcap: float | None,
         smoothing: float,
         chunk: int,
@@ -101,10 +105,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 logits = (h @ weight.T).to(exact)
                 if bias_V is not None:
                     logits += bias_V
+                logits *= multiplier
                 loss, d_logits = _chunk(logits, target, softcap, smoothing, needs_h or needs_w or needs_b)
                 total += loss
                 if d_logits is None:
                     continue
+                d_logits *= multiplier
                 d_low = d_logits.to(dtype)
                 if d_hidden is not None:
                     d_hidden[rows] = (d_low @ weight).to(d_hidden.dtype)
@@ -126,6 +132,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             None if d_hidden is None else (d_hidden * grad).to(d_hidden.dtype),
             None if d_weight is None else (d_weight * grad).to(weight_dtype),
             None if d_bias is None else (d_bias * grad).to(bias_dtype),
+            None,
             None,
             None,
             None,

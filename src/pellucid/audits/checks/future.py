@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,11 +15,13 @@ from pellucid.audits.method.flow import MeasuredFlow, flow_of, gradients, kept, 
 from pellucid.audits.method.judge import Index, finding, unless_no_gradient, unless_refused
 from pellucid.audits.method.layers import first_broken_layer
 from pellucid.audits.method.measure import Reading, Run, moved, scale_of
+from pellucid.audits.method.tails import tails
 from pellucid.probe import Request
 from pellucid.records import Finding, Where
 
 NAME = "future"
 _CACHED = "through a cache"
+_SHORT = 64  # of longer rows less is run twice
 
 
 def run(bench: Bench) -> Iterator[Finding]:
@@ -43,12 +45,19 @@ def run(bench: Bench) -> Iterator[Finding]:
 
 def _behind_cuts(bench: Bench, flow: MeasuredFlow) -> Iterator[Finding]:
     """What stands behind a cut, and whether anything does: for targets in which nobody looks ahead."""
-    if len(flow.changes.keys) < len(flow.row):
-        yield _tails(bench, flow.row)
+    cuts = inside(len(flow.row), max(4, min(8, bench.most_tokens // len(flow.row) // 2)))
+    if not flow.changes.whole:
+        yield tails(bench, flow.changes, cuts, NAME, "whole tails", exact=True)
     for way in bench.probe.ways:
-        yield _tails(bench, flow.row, way)
+        asked = Changes(bench, flow.row, partial(_asked, way), most=1)
+        yield tails(bench, asked, cuts, NAME, way)
     if len(flow.row) > 3:
-        yield _shorter(bench, flow.row)
+        yield _shorter(bench, flow.changes)
+
+
+def _asked(way: str, run: Run, request: Request) -> Tensor:
+    with run.probe.asked(way):
+        return run.logits(request)
 
 
 def ahead_of(may_TT: Tensor) -> Tensor:
@@ -56,53 +65,30 @@ def ahead_of(may_TT: Tensor) -> Tensor:
     return torch.ones_like(may_TT).triu(1)
 
 
-def _tails(bench: Bench, row: list[int], way: str = "") -> Finding:
-    """Of a long sequence, everything after a cut at once: no output before it may move, in whatever way it is asked."""
-    case = way or "whole tails"
-    cuts = inside(len(row), max(4, _few(bench, row)))
-    before = Request.from_rows([row] * len(cuts))
-    after_BT = torch.arange(len(row))[None] > torch.tensor(cuts)[:, None]
-    after = bench.fresh(before, after_BT)
-
-    def measure(run: Run) -> Reading:
-        with run.probe.asked(way) if way else nullcontext():
-            first, second = run.logits(before), run.logits(after)
-        return Reading(run, torch.where(after_BT, 0.0, moved(first, second)), scale_of(first))
-
-    def place(run: Run, index: Index) -> tuple[Where, str]:
-        del run
-        copy, query = index
-        return Where(0, query), f"the output at {query} moves when all tokens after {cuts[copy]} are changed"
-
-    good = f"no output moved when all that comes after it was changed (cut in {len(cuts)} places)"
-    native = measure(bench.native)
-    readings = bench.read(measure) if native.largest else [native]  # the exact run has asked token by token
-    return finding(bench, NAME, case, readings, bits=True, good=good, place=place)
-
-
 def _cached(bench: Bench, row: list[int]) -> Finding:
-    """Some tokens through a cache in three chunks; every token, where one of them moved what it must not."""
-
-    def asked(changes: Changes, always_exact: bool) -> Finding:
-        flow = measured(bench, changes, always_exact)
-        return kept(bench, flow, ahead_of(flow.may), NAME, _CACHED, lambda q, k: "")
-
-    some = Changes(bench, row, _chunked, most=_few(bench, row))
-    result = asked(some, always_exact=False)
-    if not result.failed or len(some.keys) == len(row):
+    """The rest of a chunk, changed at once; token by token where that moves what it must not."""
+    cuts, start = [], 0
+    for size in _chunks(len(row)):
+        inner = inside(size, 3 if len(row) <= _SHORT else 1) if size > 1 else []
+        cuts += [start + cut for cut in inner]
+        start += size
+    some = Changes(bench, row, _chunked, most=1)
+    result = tails(bench, some, cuts or [0], NAME, _CACHED)
+    if result.status == "pass":
         return result
-    return asked(Changes(bench, row, _chunked), always_exact=True)
+    near = [] if result.where is None or result.where.key is None else [result.where.key]
+    flow = measured(bench, Changes(bench, row, _chunked, first=near))
+    told = kept(bench, flow, ahead_of(flow.may), NAME, _CACHED, lambda q, k: "")
+    return told if told.status != "pass" else result
 
 
-def _few(bench: Bench, row: list[int]) -> int:
-    """So many copies where something else has looked at every token already."""
-    return max(3, min(8, bench.most_tokens // len(row) // 2))
+def _chunks(slots: int) -> list[int]:
+    first = max(1, slots // 3)
+    return [size for size in (first, slots - first - 1, 1) if size > 0]
 
 
 def _chunked(run: Run, request: Request) -> Tensor:
-    slots = request.shape[1]
-    first = max(1, slots // 3)
-    return run.chunked(request, [size for size in (first, slots - first - 1, 1) if size > 0])
+    return run.chunked(request, _chunks(request.shape[1]))
 
 
 def _reaction(bench: Bench, flow: MeasuredFlow) -> Finding:
@@ -147,12 +133,13 @@ def _gradient(bench: Bench, row: list[int], may_TT: Tensor) -> Finding:
     return Finding(NAME, "fragile", message, "gradient", Where(0, query, key), size)
 
 
-def _shorter(bench: Bench, row: list[int]) -> Finding:
+def _shorter(bench: Bench, changes: Changes) -> Finding:
     """A row that ends earlier: how many tokens follow is news from the future too."""
-    case, cuts = "cut short", [cut + 1 for cut in inside(len(row), 3)]
+    row = changes.base
+    case, cuts = "cut short", [cut + 1 for cut in inside(len(row), 3)[: 3 if len(row) <= _SHORT else 2]]
 
     def measure(run: Run) -> Reading:
-        whole, sizes_CT = run.logits(Request.from_rows([row])), torch.zeros(len(cuts), len(row), dtype=torch.float64)
+        whole, sizes_CT = changes.unchanged(run, 1), torch.zeros(len(cuts), len(row), dtype=torch.float64)
         for number, cut in enumerate(cuts):
             sizes_CT[number, :cut] = moved(whole[:, :cut], run.logits(Request.from_rows([row[:cut]])))[0]
         return Reading(run, sizes_CT, scale_of(whole))

@@ -53,7 +53,7 @@ def _edge(bench: Bench, back: int) -> Finding:
     if len(bench.probe.rules) > 1:
         message = "the layers cannot be told apart from outside, so their own edges are not looked at"
         return Finding(NAME, "not_applicable", message, case)
-    return _alone(bench, measured(bench, Changes(bench, row, Run.logits, most=8), always_exact=True), back, case)
+    return _alone(bench, measured(bench, Changes(bench, row, Run.logits, most=8)), back, case)
 
 
 def _layer(bench: Bench, flow: LayerFlow, back: int, case: str) -> Finding | None:

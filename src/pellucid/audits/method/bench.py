@@ -93,7 +93,7 @@ class Bench:
     @cached_property
     def not_finite(self) -> str:
         """What is wrong with the outputs of a plain row (empty: nothing)."""
-        logits = self.native.logits(self._plain)
+        logits = self.native.plain(self._plain)
         bad = (logits.isnan() | logits.isposinf() | logits.isneginf().all(-1, keepdim=True)).any(-1).nonzero().tolist()
         return f"the outputs of {self.probe.name} are not finite from slot {bad[0][1]} on" if bad else ""
 
@@ -110,8 +110,7 @@ class Bench:
         try:
             twin = copy.deepcopy(module).double()
             run = Run(self.probe.over(twin), self.native.source)
-            run.logits(self._plain)
-            run.noise = kept_noise(run, twin, self._plain)
+            run.noise = kept_noise(twin, [lambda: run.logits(self._plain)])
         except (RuntimeError, TypeError, NotImplementedError, AttributeError, PellucidError) as error:
             said = str(error).partition("\n")[0] or type(error).__name__
             self.exact_reason = f"no float64 copy: {said}"
@@ -122,7 +121,7 @@ class Bench:
         if not self._finite_beside_padding(run):
             self.exact_reason = "beside padding its float64 copy gives numbers that are not finite"
             return None
-        self.native.logits(self._plain)
+        self.native.plain(self._plain)
         if self.native.dtype == torch.float64:
             self.native.noise = run.noise
             return None

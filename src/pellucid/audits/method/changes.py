@@ -1,18 +1,21 @@
-"""One sequence, and copies of it in each of which one token is another: who moves whom."""
+"""One sequence, and copies of it in which tokens are others: who moves whom."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 from pellucid.audits.method.bench import Bench
 from pellucid.audits.method.measure import Reading, Run, moved, scale_of
 from pellucid.probe import Request
 
-Forward = Callable[[Run, Request], torch.Tensor]
+Forward = Callable[[Run, Request], Tensor]
+Row = list[int]
 
-_MOST_NUMBERS = 2**25  # logits held at once
+_AT_ONCE = 192  # tokens in one batch of copies: enough to keep a processor busy
+_FEWEST = 3  # keys of a sequence too long to change them all
 
 
 def sample(length: int, most: int) -> list[int]:
@@ -28,61 +31,88 @@ def inside(length: int, count: int) -> list[int]:
 
 
 class Changes:
-    """Change single tokens of one sequence and watch every output, ``forward`` saying how it is run.
+    """Change tokens of one sequence and watch every output, ``forward`` saying how it is run.
 
-    In the target's own dtype each copy is compared with an unchanged row in the same place of the same shape,
-    so that nothing but content differs. In float64 one unchanged row serves for all.
+    In the target's own dtype each copy is compared with an unchanged row in the same place of the same shape, so
+    that nothing but content differs; all batches have one shape, so the unchanged one is run once. In float64 one
+    unchanged row serves for all.
     """
 
     def __init__(
-        self, bench: Bench, row: list[int], forward: Forward, *, most: int | None = None, first: Sequence[int] = ()
+        self, bench: Bench, row: Row, forward: Forward, *, most: int | None = None, first: Sequence[int] = ()
     ) -> None:
         self.bench, self.base, self.forward = bench, row, forward
-        most = most or max(4, bench.most_tokens // len(row))
-        self.keys = sorted({*first, *sample(len(row), max(most - len(first), 4))})
+        if most is None:  # of a long row whole tails are changed besides
+            every = bench.most_tokens // len(row)
+            most = every if every >= len(row) else every - 2
+        self.keys = sorted({*first, *sample(len(row), max(most - len(first), _FEWEST))})
         ends = bench.ends
         self.random = [bench.other(token) for token in row]
         middle = sum(ends) / 2
         self.special = [ends[1] if token < middle else ends[0] for token in row]
+        self._unchanged: dict[tuple[int, int], Tensor] = {}
+
+    @property
+    def whole(self) -> bool:
+        """Whether every token is changed by itself."""
+        return len(self.keys) == len(self.base)
 
     @property
     def coverage(self) -> str:
-        whole = len(self.keys) == len(self.base)
-        return "every token changed" if whole else f"{len(self.keys)} of {len(self.base)} tokens changed"
+        return "every token changed" if self.whole else f"{len(self.keys)} of {len(self.base)} tokens changed"
 
     def native(self, special: bool = False) -> Reading:
         """``sizes[query, key]`` in the target's own dtype; keys that were not changed stay 0."""
-        return self._read(self.bench.native, self.special if special else self.random, beside=False)
+        return self._read(self.bench.native, self.special if special else self.random)
 
     def exact(self, like_native: bool) -> Reading | None:
         """The same in float64, with special tokens, or with those of the other run to have both alike."""
         if self.bench.exact is None:
             return None
-        return self._read(self.bench.exact, self.random if like_native else self.special, beside=True)
+        return self._read(self.bench.exact, self.random if like_native else self.special)
 
     def alone(self, run: Run, query: int, key: int) -> bool:
         """Whether the key still moves the query when nothing else is in the batch."""
-        before = self.forward(run, self._request([key], None))
-        afters = (self.forward(run, self._request([key], new)) for new in (self.random, self.special))
+        before = self.unchanged(run, 1)
+        afters = (self.forward(run, Request.from_rows([self.with_key(key, new)])) for new in (self.random, self.special))
         return any(float(moved(before, after)[0, query]) > 0 for after in afters)
 
-    def _request(self, keys: list[int], new: list[int] | None) -> Request:
-        """One row a key, in which that key's token is replaced (None: all rows as they are)."""
-        rows = [list(self.base) for _ in keys]
-        for row, key in zip(rows, keys, strict=True):
-            if new is not None:
-                row[key] = new[key]
-        return Request.from_rows(rows)
+    def with_key(self, key: int, new: Row) -> Row:
+        """The row in which one token is another."""
+        return [*self.base[:key], new[key], *self.base[key + 1 :]]
 
-    def _read(self, run: Run, new: list[int], beside: bool) -> Reading:
-        length = len(self.base)
-        block = max(1, _MOST_NUMBERS // (length * self.bench.probe.vocab_size))
-        sizes_TT, scale = torch.zeros(length, length, dtype=torch.float64), 1.0
-        before = self.forward(run, self._request([0], None)) if beside else None
-        for start in range(0, len(self.keys), block):
-            keys = self.keys[start : start + block]
-            unchanged = self.forward(run, self._request(keys, None)) if before is None else before
-            after = self.forward(run, self._request(keys, new))
-            sizes_TT[:, keys] = moved(unchanged.expand_as(after), after).T
-            scale = max(scale, scale_of(unchanged))
+    def with_tail(self, cut: int, special: bool = False) -> Row:
+        """The row in which everything behind ``cut`` is another."""
+        return [*self.base[: cut + 1], *(self.special if special else self.random)[cut + 1 :]]
+
+    def unchanged(self, run: Run, rows: int) -> Tensor:
+        """``[rows, T, V]`` of so many copies of the row as it is; run once."""
+        key = (id(run), rows)
+        if key not in self._unchanged:
+            request = Request.from_rows([self.base] * rows)
+            plain = run.plain(request) if self.forward is Run.logits else self.forward(run, request)
+            self._unchanged[key] = plain
+        return self._unchanged[key]
+
+    def moves(self, run: Run, rows: Sequence[Row]) -> tuple[Tensor, float]:
+        """``[R, T]``: how far each of these rows' outputs are from the unchanged row's, and their scale."""
+        beside = run is not self.bench.native
+        each = self._at_once(len(rows))
+        before = self.unchanged(run, 1 if beside else each)
+        sizes = []
+        for start in range(0, len(rows), each):
+            block = list(rows[start : start + each])
+            spare = 0 if beside else each - len(block)  # one shape for all
+            after = self.forward(run, Request.from_rows(block + block[-1:] * spare))
+            sizes.append(moved(before.expand_as(after), after)[: len(block)])
+        return torch.cat(sizes), scale_of(before)
+
+    def _at_once(self, rows: int) -> int:
+        """Rows a batch, such that the last is nearly as full as the others."""
+        return -(-rows // -(-rows // max(1, _AT_ONCE // len(self.base))))
+
+    def _read(self, run: Run, new: Row) -> Reading:
+        sizes_TT = torch.zeros(len(self.base), len(self.base), dtype=torch.float64)
+        moves_KT, scale = self.moves(run, [self.with_key(key, new) for key in self.keys])
+        sizes_TT[:, self.keys] = moves_KT.T
         return Reading(run, sizes_TT, scale)

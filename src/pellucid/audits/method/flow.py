@@ -13,6 +13,7 @@ from pellucid.audits.method.changes import Changes, inside, sample
 from pellucid.audits.method.expected import expected_flow
 from pellucid.audits.method.judge import Index, finding, judge
 from pellucid.audits.method.measure import Reading, Run
+from pellucid.audits.method.tails import mixed_rows
 from pellucid.probe import Request
 from pellucid.records import LONGEST_VIEW, MOST_WEIGHTS, Finding, Flow, TokenView, Where
 
@@ -81,21 +82,27 @@ def flow_of(bench: Bench) -> MeasuredFlow:
         row = bench.tokens(bench.length)
         suspects = _suspects(bench, row)
         changes = Changes(bench, row, Run.logits, first=suspects)
-        return measured(bench, changes, always_exact=True)
+        return measured(bench, changes)
 
     return bench.once("flow", measure)
 
 
-def measured(bench: Bench, changes: Changes, always_exact: bool) -> MeasuredFlow:
-    """The target's own dtype; float64 with other tokens too, and with the same ones where something moved."""
+def measured(bench: Bench, changes: Changes) -> MeasuredFlow:
+    """The target's own dtype; float64 where something moved that must not, or did not that should.
+
+    Where every token is changed, float64 is asked with other tokens too: over few numbers the bits of the target's
+    own dtype may hide what is small.
+    """
     request = Request.from_rows([changes.base])
     may_TT = expected_flow(bench.probe.rules, request)[0]
     direct_TT = torch.zeros_like(may_TT)
     for rule in bench.probe.rules:
         direct_TT |= expected_flow([rule], request)[0]
     native = changes.native()
-    exact = changes.exact(like_native=False) if always_exact else None
-    if always_exact and exact is None:
+    watched_TT = torch.zeros_like(may_TT).index_fill_(1, torch.tensor(changes.keys), True)
+    still = bool((watched_TT & direct_TT & (native.sizes == 0)).any())
+    exact = changes.exact(like_native=False) if changes.whole or still else None
+    if bench.exact is None:
         native.sizes = torch.maximum(native.sizes, changes.native(special=True).sizes)
     if bool(torch.where(may_TT, 0.0, native.sizes).any()):
         alike = changes.exact(like_native=True)
@@ -125,8 +132,7 @@ def kept(bench: Bench, flow: MeasuredFlow, among_TT: Tensor, check: str, case: s
     pairs = (verdict.reading.sizes > verdict.limit).nonzero().tolist()[:4]
     if any(flow.changes.alone(verdict.reading.run, query, key) for query, key in pairs):
         return result
-    message = "outputs moved only because other rows of the batch changed: the rows mix (see batch)"
-    return Finding(check, "fragile", message, case, result.where, result.size, result.decided)
+    return mixed_rows(result)
 
 
 def _suspects(bench: Bench, row: list[int]) -> list[int]:
@@ -153,14 +159,15 @@ def gradients(bench: Bench, row: list[int]) -> tuple[Tensor, Tensor]:
     """``Bool[R, T]`` queries, and ``[R, T]``: how large the gradient of their outputs is at each key.
 
     Half of the rows ask for one query each, half for all queries up to a cut: into what comes after a cut no
-    gradient may flow from any of them, which looks at every pair across it at once.
+    gradient may flow from any of them, which looks at every pair across it at once. Of a long sequence one cut.
     """
 
     def measure() -> tuple[Tensor, Tensor]:
-        run, count = bench.native, max(2, min(4, bench.most_tokens // len(row) // 2))
+        run, count = bench.native, min(4, bench.most_tokens // len(row) // 4)
         places = torch.arange(len(row))
-        single_RT = torch.tensor(sample(len(row), count))[:, None] == places
-        asked_RT = torch.cat([single_RT, places <= torch.tensor(inside(len(row), count))[:, None]])
+        asked_RT = places <= torch.tensor(inside(len(row), max(count, 1)))[:, None]
+        if count > 1:
+            asked_RT = torch.cat([torch.tensor(sample(len(row), count))[:, None] == places, asked_RT])
         request = Request.from_rows([row] * len(asked_RT))
         embeddings = run.embed(request).requires_grad_()
         logits = run.differentiable(request.with_embeddings(embeddings))

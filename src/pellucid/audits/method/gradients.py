@@ -52,7 +52,7 @@ def first_difference(run: Run, want: Gradients, got: Gradients) -> tuple[str, fl
     """The first weight whose two gradients differ beyond rounding, and by how much."""
     tolerance = tolerance_of(run)
     for name, expected in want.items():
-        size = float((got[name] - expected).abs().max()) if expected.numel() else 0.0
+        size = float(torch.dist(got[name], expected, float("inf"))) if expected.numel() else 0.0
         if not size <= tolerance * scale_of(expected):
             return name, size
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -12,6 +13,9 @@ from pellucid.probe import Probe, Request
 
 ROUNDING = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """How far two right ways of computing the same numbers may lie apart, relative to 1 + max|logit|."""
+
+
+_MOST_KEPT = 2**22  # numbers of one answer that is kept
 
 
 class Reading:
@@ -34,7 +38,7 @@ class Run:
         self.device = torch.device("cpu") if first is None else first.device
         self.dtype: torch.dtype | None = None
         self.noise = 0.0
-        self._alone: dict[tuple[int, ...], Tensor] = {}
+        self._plain: dict[tuple[object, ...], Tensor] = {}
 
     @property
     def name(self) -> str:
@@ -50,12 +54,24 @@ class Run:
         with torch.no_grad():
             return self.differentiable(request).cpu()
 
+    def plain(self, request: Request) -> Tensor:
+        """The same, and asked once only: what many others are compared with. Not to be written into.
+
+        Never while another kernel, way or mode is in force.
+        """
+        key = _key(request)
+        if key is None:
+            return self.logits(request)
+        if key not in self._plain:
+            answer = self.logits(request)
+            if answer.numel() > _MOST_KEPT:
+                return answer
+            self._plain[key] = answer.clone()  # a target may write into what it handed out
+        return self._plain[key]
+
     def alone(self, tokens: Sequence[int]) -> Tensor:
         """``[T, V]`` of one row without company, padding or a cache; run once."""
-        key = tuple(tokens)
-        if key not in self._alone:
-            self._alone[key] = self.logits(Request.from_rows([tokens]))[0]
-        return self._alone[key]
+        return self.plain(Request.from_rows([tokens]))[0]
 
     def differentiable(self, request: Request) -> Tensor:
         """``[B, T, V]``, with a graph where gradients are enabled."""
@@ -111,6 +127,17 @@ class Run:
         return logits
 
 
+def _key(request: Request) -> tuple[object, ...] | None:
+    """What makes two requests the same; None where embeddings or targets are part of it."""
+    if request.embeddings is not None or request.targets is not None:
+        return None
+    fields = (request.tokens, request.positions, request.segments)
+    source = None if request.source is None else _key(request.source)
+    if request.source is not None and source is None:
+        return None
+    return (*request.shape, *(field.cpu().numpy().tobytes() for field in fields), source)
+
+
 def moved(before_BTV: Tensor, after_BTV: Tensor) -> Tensor:
     """``[B, T]``: the largest change over the vocabulary; infinite where a number became NaN or infinite."""
     change = (before_BTV - after_BTV).abs().double()
@@ -121,4 +148,9 @@ def moved(before_BTV: Tensor, after_BTV: Tensor) -> Tensor:
 
 def scale_of(logits: Tensor) -> float:
     """``1 + max|logit|`` over what is finite."""
-    return 1.0 + float(logits.abs().nan_to_num(0.0, 0.0, 0.0).max()) if logits.numel() else 1.0
+    if not logits.numel():
+        return 1.0
+    low, high = (float(end) for end in logits.detach().aminmax())
+    if math.isfinite(low) and math.isfinite(high):
+        return 1.0 + max(-low, high)
+    return 1.0 + float(logits.detach().abs().nan_to_num(0.0, 0.0, 0.0).max())

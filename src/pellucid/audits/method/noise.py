@@ -2,36 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from pellucid.audits.method.measure import Run
-from pellucid.probe import Request
+STEP = 2.0**-22
+"""Some of float32's own steps, so that a cast to it inside cannot hide."""
+
+Ask = Callable[[], Tensor]
 
 
-def kept_noise(run: Run, module: nn.Module, request: Request, step: float = 2.0**-22) -> float:
+def kept_noise(module: nn.Module, asks: Sequence[Ask]) -> float:
     """The rounding a float64 copy still shows: large when the module casts to less precision inside.
 
-    Three runs with weights scaled by 1, 1 + e and 1 + 2e: for e = 2⁻²², some of float32's own steps, a smooth
-    function's second difference is about e² = 6e-14, while inner roundings to float32 do not cancel and show up at
-    their own size.
+    ``asks`` are ways to ask it the same; the largest counts. Three runs each, with weights scaled by 1, 1 + e and
+    1 + 2e: for e = 2⁻²² a smooth function's second difference is about e² = 6e-14, while inner roundings to
+    float32 do not cancel and show up at their own size.
     """
     weights = [p for p in module.parameters() if p.is_floating_point()]
     kept = [p.detach().clone() for p in weights]
-    outputs = []
+    answers = [[ask() for ask in asks]]
     try:
-        for number in range(3):
-            _set(weights, [value * (1 + number * step) for value in kept])
-            outputs.append(run.logits(request))
+        for number in (1, 2):
+            _scale(weights, kept, 1 + number * STEP)
+            answers.append([ask() for ask in asks])
     finally:
-        _set(weights, kept)
-    noise = (outputs[2] - 2 * outputs[1] + outputs[0]).abs().nan_to_num(0.0, 0.0, 0.0)
-    return float(noise.max())
+        _scale(weights, kept, 1.0)
+    bends = ((third - 2 * second + first).abs() for first, second, third in zip(*answers, strict=True))
+    return max((float(bend.nan_to_num(0.0, 0.0, 0.0).max()) for bend in bends), default=0.0)
 
 
-def _set(weights: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+def _scale(weights: Sequence[Tensor], kept: Sequence[Tensor], factor: float) -> None:
     with torch.no_grad():
-        for weight, value in zip(weights, values, strict=True):
-            weight.copy_(value)
+        for weight, value in zip(weights, kept, strict=True):
+            torch.mul(value, factor, out=weight)  # by 1: bit for bit what it was

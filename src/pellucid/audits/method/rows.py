@@ -37,7 +37,7 @@ def against_alone(run: Run, request: Request, alone: list[list[int]], got_BTV: T
 
     ``got_BTV`` are the outputs to compare; left out, they are the plain logits of the request.
     """
-    got_BTV = run.logits(request) if got_BTV is None else got_BTV
+    got_BTV = run.plain(request) if got_BTV is None else got_BTV
     sizes_BT, scale = torch.zeros(request.shape, dtype=torch.float64), 1.0
     for (row, slots), tokens in zip(documents(request), [t for t in alone if t], strict=True):
         want = run.alone(tokens)
@@ -48,7 +48,7 @@ def against_alone(run: Run, request: Request, alone: list[list[int]], got_BTV: T
 
 def unmoved(run: Run, before: Request, after: Request, watched_BT: Tensor) -> Reading:
     """``sizes[row, slot]``: how far the watched outputs moved between two requests of one shape."""
-    first, second = run.logits(before), run.logits(after)
+    first, second = run.plain(before), run.logits(after)
     return Reading(run, torch.where(watched_BT, moved(first, second), 0.0), scale_of(first[watched_BT]))
 
 

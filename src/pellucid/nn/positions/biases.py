@@ -39,7 +39,7 @@ class RelativeBias(nn.Embedding):
                 f"max_distance is {max_distance}, but the first {one_way // 2} distances have buckets of their own; "
                 f"make it above {one_way // 2}"
             )
-        super().__init__(buckets, heads)
+        super().__init__(buckets, heads, _weight=torch.zeros(buckets, heads))
         self.causal = causal
         self.max_distance = max_distance
         self.single = one_way // 2

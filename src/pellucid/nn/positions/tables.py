@@ -115,7 +115,7 @@ class SegmentEmbedding(nn.Embedding):
     """
 
     def __init__(self, types: int, size: int) -> None:
-        super().__init__(types, size)
+        super().__init__(types, size, _weight=torch.empty(types, size))  # as TokenEmbedding: to be filled by nn.init
 
     def forward(  # type: ignore[override]
         self, x_BTD: Float[Tensor, "B T D"], types_BT: Int[Tensor, "B T"] | None, coordinates: Coordinates

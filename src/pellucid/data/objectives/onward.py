@@ -1,0 +1,144 @@
+"""Objectives that predict what comes later in the same document."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from pellucid.data.batch import IGNORED, Batch
+from pellucid.data.objectives.signature import needed, refuse_share
+from pellucid.data.tokenizer import with_begin
+from pellucid.errors import ConfigError, InputError
+from pellucid.shapes import Int, Tensor
+
+
+def causal(batch: Batch, dice: torch.Generator | None = None) -> Batch:
+    """``batch`` with the next token as each position's label; ``dice`` is not needed.
+
+    ``labels[b, t]`` is the token in slot t+1 where that is the next position of the same document, and
+    :data:`IGNORED` elsewhere: at a document's last token and at padding. What is padding, segments say and
+    ids do not, so a true end token counts even where padding has the same id. Labels already given stay.
+
+    >>> causal(Batch.packed([[5, 8, 2], [7, 9]], length=6)).labels.tolist()
+    [[8, 2, -100, 9, -100, -100]]
+    """
+    return batch if batch.labels is not None else batch.with_labels(_ahead(batch, 1))
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """Each position predicts the token ``steps`` later in its document; :func:`causal` is one step.
+
+    >>> Ahead(2)(Batch.packed([[5, 8, 2], [7, 9]])).labels.tolist()
+    [[2, -100, -100, -100, -100]]
+    """
+
+    steps: int
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ConfigError(f"steps is {self.steps}; predict 1 or more steps ahead")
+
+    @property
+    def overlap(self) -> int:
+        """What pieces of a document share, so that each pair is learnt once."""
+        return self.steps
+
+    def __call__(self, batch: Batch, dice: torch.Generator | None = None) -> Batch:
+        return batch if batch.labels is not None else batch.with_labels(_ahead(batch, self.steps))
+
+
+@dataclass(frozen=True)
+class PrefixLM:
+    """Each document's beginning is given whole, and only what follows it is predicted.
+
+    The prefix has group 1, which the rule ``prefix()`` lets every position of the document see; the rest has 0.
+    A batch with groups keeps them. Else the prefix is ``share`` of the document, or ends at a random place
+    (uniform), and always leaves a token to predict. The last token of the prefix predicts the first after it.
+    (T5, section 3.2.3.)
+    """
+
+    share: float | None = None
+    overlap = 1
+
+    def __post_init__(self) -> None:
+        if self.share is not None:
+            refuse_share("share", self.share)
+
+    def __call__(self, batch: Batch, dice: torch.Generator | None = None) -> Batch:
+        if batch.labels is not None:
+            return batch
+        groups = self._split(batch, dice) if batch.groups is None else batch.groups
+        labels, inside = _ahead(batch, 1), torch.zeros_like(groups, dtype=torch.bool)
+        inside[:, :-1] = groups[:, 1:] != 0
+        return replace(batch, groups=groups, labels=labels.masked_fill(inside, IGNORED))
+
+    def _split(self, batch: Batch, dice: torch.Generator | None) -> Int[Tensor, "B T"]:
+        if self.share is None:
+            needed(dice, "PrefixLM without a share")
+        groups = torch.zeros_like(batch.tokens)
+        for row, lengths in enumerate(batch.document_lengths):
+            for segment, length in lengths.items():
+                if self.share is None:
+                    size = 1 + int(torch.rand((), generator=dice, dtype=torch.float64).item() * (length - 1))
+                else:
+                    size = round(self.share * length)
+                mine = (batch.segments[row] == segment) & (batch.positions[row] < max(1, min(size, length - 1)))
+                groups[row] += mine
+        return groups
+
+
+@dataclass(frozen=True)
+class SequenceToSequence:
+    """Teacher forcing: the decoder reads ``start_id`` and the target, and predicts the target.
+
+    A document that already begins with ``start_id`` gets no second one. The batch needs a ``source``.
+
+    >>> batch = SequenceToSequence(0)(Batch.from_pairs([[5, 8]], [[7, 2]]))
+    >>> batch.tokens.tolist(), batch.labels.tolist()
+    ([[0, 7, 2]], [[7, 2, -100]])
+    """
+
+    start_id: int
+    overlap = 0
+
+    def __call__(self, batch: Batch, dice: torch.Generator | None = None) -> Batch:
+        if batch.labels is not None:
+            return batch
+        if batch.source is None:
+            raise InputError("SequenceToSequence needs batch.source, and it is None; make pairs with Batch.from_pairs")
+        return causal(self._started(batch))
+
+    def _started(self, batch: Batch) -> Batch:
+        """The batch with the start token before each document, in as many slots as before where that is enough."""
+        first = (batch.positions == 0) & (batch.segments != 0)
+        missing = first & (batch.tokens != self.start_id)
+        if not missing.any():
+            return batch
+        for name in ("groups", "types", "targets"):
+            if getattr(batch, name) is not None:
+                raise InputError(
+                    f"a start token would have to be put before documents with {name}; begin each with "
+                    f"start_id {self.start_id} when they are made"
+                )
+        rows = [
+            [(segment, self._begun(row, segments == segment)) for segment in lengths]
+            for row, segments, lengths in zip(batch.tokens, batch.segments, batch.document_lengths, strict=True)
+        ]
+        slots = max(batch.shape[1], *(sum(len(ids) for _, ids in row) for row in rows))
+        return replace(Batch.from_numbered(rows, length=slots), source=batch.source)
+
+    def _begun(self, tokens_T: Tensor, mine_T: Tensor) -> list[int]:
+        return with_begin(self.start_id, tokens_T[mine_T].tolist())
+
+
+def _ahead(batch: Batch, steps: int) -> Int[Tensor, "B T"]:
+    """The token ``steps`` positions later in the same document, or :data:`IGNORED`."""
+    labels = torch.full_like(batch.tokens, IGNORED)
+    here, there = slice(None, -steps), slice(steps, None)
+    segments, positions = batch.segments, batch.positions
+    goes_on = (segments[:, here] == segments[:, there]) & (segments[:, here] != 0)
+    goes_on &= positions[:, there] == positions[:, here] + steps
+    labels[:, here] = torch.where(goes_on, batch.tokens[:, there], IGNORED)
+    return labels

@@ -1,0 +1,153 @@
+"""Beam search: several unfinished sequences of each prompt at once, and the best finished ones in the end.
+
+After each step the ``beams`` best unfinished sequences of a prompt, by the sum of their log-probabilities, go on; an
+ending counts when its sum is among the ``beams`` best of its step, ended or not. A prompt is done when it has
+``n_best`` finished sequences and no unfinished one can overtake the last of them under the length penalty, whatever
+its sign: log-probabilities are never positive, so a sum can only fall while the penalty takes a known range.
+
+Ties: equal sums rank by the unfinished sequence that they go on from, the better one first, then by token id, lower
+first; of equal scores the sequence that ended earlier comes first, then that of the better rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from pellucid.generation.decode import FinishReason, Generated
+from pellucid.generation.params import BeamParams
+from pellucid.generation.passes import Passes
+from pellucid.generation.requests import Ids, check_model, check_prompt, check_sources, vocabulary
+from pellucid.generation.sampling import checked, nothing_possible
+from pellucid.shapes import Float, Tensor
+
+
+@dataclass(frozen=True)
+class Hypothesis(Generated):
+    """A finished sequence. ``score`` is its summed log-probability divided by the length penalty."""
+
+    score: float
+
+
+def beam_search(
+    model: nn.Module,
+    prompts: Sequence[Ids],
+    params: BeamParams = BeamParams(),  # noqa: B008 - frozen
+    *,
+    sources: Sequence[Ids] | None = None,
+    use_cache: bool = True,
+    vocab_size: int | None = None,
+) -> list[list[Hypothesis]]:
+    """For each prompt the ``n_best`` sequences, best first: fewer only where there are not so many.
+
+    Arguments are those of :func:`~pellucid.generation.decode.decode`, as are the checks before anything is computed.
+    A prompt's result does not depend on its batch mates: one that is done leaves the batch, and the others keep
+    their own caches and sources.
+    """
+    size = vocabulary(model, vocab_size)
+    check_model(model)
+    for index, prompt in enumerate(prompts):
+        check_prompt(model, index, prompt, size, params.stop_ids, params.max_new_tokens)
+    check_sources(model, len(prompts), sources, size)
+    if not prompts:
+        return []
+    passes = Passes(model, prompts, sources, new=params.max_new_tokens, use_cache=use_cache)
+    searches = [_Search(list(prompt), params) for prompt in prompts]
+    while rows := [row for search in searches for row in search.rows()]:
+        logprobs_RV = _log_probabilities(passes.next_logits(rows)[:, :size])
+        going_on, start = [], 0
+        for search in searches:
+            count = len(search.beams)
+            if count:
+                going_on += [start + beam for beam in search.step(logprobs_RV[start : start + count])]
+            start += count
+        if going_on and going_on != list(range(len(rows))):
+            passes.keep(going_on)
+    return [search.finished for search in searches]
+
+
+@dataclass(frozen=True)
+class _Beam:
+    """An unfinished sequence: its new tokens, their log-probabilities and the sum of these."""
+
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    total: float = 0.0
+
+    def then(self, token: int, logprob: float, total: float) -> _Beam:
+        return _Beam((*self.tokens, token), (*self.logprobs, logprob), total)
+
+
+@dataclass
+class _Search:
+    """What one prompt has found so far."""
+
+    prompt: list[int]
+    params: BeamParams
+    beams: list[_Beam] = field(default_factory=lambda: [_Beam()])
+    finished: list[Hypothesis] = field(default_factory=list)
+    new: int = 0
+
+    def rows(self) -> list[list[int]]:
+        return [[*self.prompt, *beam.tokens] for beam in self.beams]
+
+    def step(self, logprobs_KV: Float[Tensor, "K V"]) -> list[int]:
+        """Take a token. The answer says which of the old beams each new one goes on from."""
+        stop_ids = list(self.params.stop_ids)
+        if self.new < self.params.min_new_tokens:
+            logprobs_KV = _without(logprobs_KV, stop_ids)
+        self.new += 1
+        last = self.new == self.params.max_new_tokens
+        totals_KV = torch.tensor([beam.total for beam in self.beams], dtype=torch.float64)[:, None] + logprobs_KV
+        for origin, token in _best(totals_KV, self.params.beams):
+            if last or token in stop_ids:
+                self._finish(self._grown(origin, token, logprobs_KV, totals_KV), token in stop_ids)
+        ahead = [] if last else _best(_without(totals_KV, stop_ids), self.params.beams)
+        if not ahead and not self.finished:
+            raise nothing_possible(len(stop_ids))
+        beams = [self._grown(origin, token, logprobs_KV, totals_KV) for origin, token in ahead]
+        if self._is_settled(beams):
+            beams, ahead = [], []
+        self.beams = beams
+        return [origin for origin, _ in ahead]
+
+    def _grown(self, origin: int, token: int, logprobs_KV: Tensor, totals_KV: Tensor) -> _Beam:
+        return self.beams[origin].then(token, float(logprobs_KV[origin, token]), float(totals_KV[origin, token]))
+
+    def _finish(self, beam: _Beam, stopped: bool) -> None:
+        reason: FinishReason = "stop" if stopped else "length"
+        score = beam.total / self.params.penalty(self.new)
+        self.finished.append(Hypothesis(list(beam.tokens), list(beam.logprobs), reason, score))
+        self.finished.sort(key=lambda hypothesis: -hypothesis.score)  # stable: of equals the earlier comes first
+        del self.finished[self.params.n_best :]
+
+    def _is_settled(self, beams: list[_Beam]) -> bool:
+        """Whether no beam can overtake. A sum only falls, so it ends best with the largest penalty still to come."""
+        if not beams or len(self.finished) < self.params.n_best:
+            return False
+        most = self.params.max_new_tokens
+        soonest = min(max(self.new, self.params.min_new_tokens) + 1, most)
+        largest = max(self.params.penalty(soonest), self.params.penalty(most))
+        return beams[0].total / largest <= self.finished[-1].score
+
+
+def _log_probabilities(logits_RV: Tensor) -> Tensor:
+    """In float64. What can never come stays minus infinity, and no rounding makes one positive."""
+    logits_RV = checked(logits_RV)
+    return logits_RV.log_softmax(1).clamp(max=0).masked_fill(logits_RV == -torch.inf, -torch.inf)
+
+
+def _without(values_KV: Tensor, tokens: list[int]) -> Tensor:
+    return values_KV.index_fill(1, torch.tensor(tokens, dtype=torch.long), -torch.inf)
+
+
+def _best(values_KV: Tensor, count: int) -> list[tuple[int, int]]:
+    """(row, token) of the ``count`` largest values above minus infinity: lower row first of equals, then lower token."""
+    flat = values_KV.flatten()
+    least = flat.topk(min(count, len(flat))).values[-1]
+    candidates = ((flat >= least) & (flat > -torch.inf)).nonzero()[:, 0]
+    order = flat[candidates].sort(descending=True, stable=True).indices[:count]
+    return [divmod(place, values_KV.shape[1]) for place in candidates[order].tolist()]

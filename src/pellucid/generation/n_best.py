@@ -1,0 +1,51 @@
+"""Beam search on texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pellucid.errors import InputError
+from pellucid.generation.beam import Hypothesis, beam_search
+from pellucid.generation.params import BeamParams
+from pellucid.generation.prompts import Prompt, Speaker, Tokenizer, asked, with_end
+from pellucid.generation.text import Completion
+
+
+@dataclass(frozen=True)
+class ScoredCompletion(Completion):
+    """A completion that a beam search found; ``score`` is what it was compared by."""
+
+    score: float
+
+
+def generate_n_best(
+    checkpoint: Speaker,
+    prompts: Sequence[Prompt],
+    params: BeamParams | None = None,
+    *,
+    start_id: int | None = None,
+    use_cache: bool = True,
+    **fields: Any,
+) -> list[list[ScoredCompletion]]:
+    """For each prompt its ``n_best`` completions, best first. ``fields`` are those of :class:`BeamParams`.
+
+    The tokenizer's end-of-text token ends a sequence. For an encoder–decoder the texts are sources, and its decoder
+    begins with ``start_id`` (None: the tokenizer's begin token).
+    """
+    if params is not None and fields:
+        raise InputError(f"{', '.join(fields)} came beside params; put all of it into params")
+    given = BeamParams(**fields) if params is None else params
+    ask = asked(checkpoint, prompts, start_id)
+    full = given.model_copy(update={"stop_ids": with_end(given.stop_ids, ask.tokenizer.eos_id)})
+    found = beam_search(
+        checkpoint.model, ask.prompts, full, sources=ask.sources, use_cache=use_cache, vocab_size=ask.vocab_size
+    )
+    return [[_completion(ask.tokenizer, hypothesis) for hypothesis in row] for row in found]
+
+
+def _completion(tokenizer: Tokenizer, found: Hypothesis) -> ScoredCompletion:
+    said = found.tokens[:-1] if found.finish_reason == "stop" else found.tokens
+    text = b"".join(map(tokenizer.token_bytes, said)).decode("utf-8", "replace")
+    return ScoredCompletion(text, found.tokens, found.logprobs, found.finish_reason, found.score)

@@ -1,0 +1,115 @@
+"""Whether the words of a config fit each other: what cannot be built, or would mean nothing, is refused here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pellucid.errors import PellucidError
+from pellucid.models import parts
+from pellucid.models.words import VOCABULARY, Latent, Learned, MaskedLM, Rope, Sinusoidal
+
+if TYPE_CHECKING:
+    from pellucid.models.config import ModelConfig, Stack
+
+_SCALED = ("pre", "parallel", "parallel_two")
+_DRAWN = (*_SCALED, "sandwich", "reordered")
+
+
+def check_stack(stack: Stack) -> None:
+    """Raises ValueError for the first two words of ``stack`` that cannot stand together."""
+    _check_first_weights(stack)
+    on_entry = isinstance(stack.position, Learned | Sinusoidal)
+    for number, layer in enumerate(stack.each_layer):
+        if layer.position is not None and on_entry:
+            raise ValueError(
+                f"layers.{number}.position is {layer.position.kind!r}, but position {stack.position.kind!r} is added on "
+                "entry, before any layer; choose one"
+            )
+        if layer.same_as is not None:
+            _check_shared(stack, number, layer.same_as)
+        if isinstance(stack.attention, Latent) and not isinstance(layer.position or stack.position, Rope):
+            raise ValueError(
+                f"attention 'latent' turns its shared key, but the position of layer {number} is "
+                f"{(layer.position or stack.position).kind!r}; choose rope"
+            )
+    for position in {stack.position, *(layer.position or stack.position for layer in stack.each_layer)}:
+        try:
+            parts.rotary(stack.attention, position)
+            parts.bias(stack.attention, position)
+        except PellucidError as error:
+            kind = f"position {position.kind!r}" + (" turns pairs of features" if isinstance(position, Rope) else "")
+            raise ValueError(f"{kind} does not fit {parts.heads_in_words(stack.attention)}: {error}") from error
+
+
+def _check_first_weights(stack: Stack) -> None:
+    placement = stack.norm_placement
+    if placement not in _DRAWN and (stack.residual_init != "scaled" or stack.initializer_range is not None):
+        raise ValueError(
+            f"norm_placement {placement!r} starts from Xavier's scale; residual_init and initializer_range belong to "
+            "'pre' and its kin: leave them out"
+        )
+    if placement not in _SCALED and stack.residual_init != "scaled":
+        raise ValueError(
+            f"residual_init is {stack.residual_init!r}, but under norm_placement {placement!r} a norm behind each "
+            "branch undoes it; leave it out"
+        )
+
+
+def _check_shared(stack: Stack, number: int, owner: int) -> None:
+    layers = stack.each_layer
+    if owner >= number or layers[owner].same_as is not None:
+        raise ValueError(
+            f"layers.{number}.same_as is {owner}, but must be an earlier layer with weights of its own; "
+            f"choose one from 0 to {number - 1} without same_as"
+        )
+    if layers[owner] != layers[number].model_copy(update={"same_as": None}):
+        raise ValueError(
+            f"layers.{number} is the same as layers.{owner}, but says something else of its rule, position or ffn; "
+            "make the two agree"
+        )
+
+
+def check_model(config: ModelConfig) -> None:
+    """Raises ValueError for the first two words of ``config`` that cannot stand together."""
+    if config.family == "encoder_decoder":
+        _check_pair(config)
+    else:
+        for name in ("encoder", "source_vocab_size", "cross_attention"):
+            if getattr(config, name) is not None:
+                raise ValueError(
+                    f"{name} belongs to family 'encoder_decoder', but family is {config.family!r}; leave it out"
+                )
+    _check_head(config)
+
+
+def _check_pair(config: ModelConfig) -> None:
+    encoder = config.encoder
+    if encoder is None or config.cross_attention is None:
+        raise ValueError("family 'encoder_decoder' needs an encoder and cross_attention; leave both out for the usual")
+    if config.norm_placement.startswith("parallel"):
+        raise ValueError(
+            f"norm_placement {config.norm_placement!r} has no place for cross-attention; "
+            "choose pre, post, deep, sandwich or reordered"
+        )
+    if config.source_vocab_size is None and encoder.hidden_size != config.hidden_size:
+        raise ValueError(
+            f"encoder.hidden_size is {encoder.hidden_size} and hidden_size {config.hidden_size}, so they cannot share "
+            "a token table; give source_vocab_size"
+        )
+    if config.cross_attention.attention_sinks:
+        raise ValueError("cross_attention.attention_sinks is true, but memory is attended to without sinks; leave it out")
+
+
+def _check_head(config: ModelConfig) -> None:
+    head = config.head
+    if isinstance(head, MaskedLM) and config.family != "encoder":
+        raise ValueError(f"head 'masked_lm' belongs to an encoder, but family is {config.family!r}; take language_model")
+    if config.family == "encoder_decoder" and not isinstance(head, VOCABULARY):
+        raise ValueError(f"head is {head.kind!r}, but an encoder_decoder gives tokens; take language_model")
+    if not isinstance(head, VOCABULARY):
+        given = ["tie_word_embeddings"] if config.tie_word_embeddings else []
+        given += ["head_bias"] if config.head_bias else []
+        given += ["logit_multiplier"] if config.logit_multiplier != 1.0 else []
+        given += ["final_logit_softcapping"] if config.final_logit_softcapping is not None else []
+        if given:
+            raise ValueError(f"{given[0]} is about tokens' logits, but head is {head.kind!r}; leave it out")

@@ -1,0 +1,179 @@
+"""The forward pass of all families: tokens in, hidden states through the layers, a head's answer out.
+
+An encoder, a decoder and the two together differ in who may see whom (rules), in whether layers read a memory, and in
+what the head says; the way through is one, and fits on this screen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from pellucid.data.batch import Batch
+from pellucid.errors import InputError, LengthError, UnsupportedError
+from pellucid.models.heads import Head
+from pellucid.models.output import WANTS, Output, Want
+from pellucid.nn.attention import Memory
+from pellucid.nn.cache import ContiguousCache
+from pellucid.nn.embed import silenced
+from pellucid.nn.moe import RoutingSums, RoutingTally
+from pellucid.nn.positions import LearnedPositions
+from pellucid.nn.positions.angles import host_layout
+from pellucid.shapes import Float, Tensor
+from pellucid.visibility import Coordinates
+
+if TYPE_CHECKING:
+    from pellucid.models.config import Stack
+    from pellucid.probe import Probe
+
+
+class Model(nn.Module):
+    """Embedding, layers, final norm and head. ``Encoder``, ``Decoder`` and ``EncoderDecoder`` say what is read."""
+
+    def __init__(
+        self,
+        config: Stack,
+        *,
+        embed_tokens: nn.Embedding,
+        embed_project: nn.Module,
+        token_types: nn.Module | None,
+        positions: nn.Module,
+        embedding_norm: nn.Module,
+        position_biases: Sequence[nn.Module],
+        bias_of: Sequence[int | None],
+        layers: Sequence[nn.Module],
+        norm: nn.Module,
+        head: Head | None,
+    ) -> None:
+        """``bias_of`` names each layer's entry of ``position_biases``, if it has one. An encoder that a decoder reads
+        has no ``head``."""
+        super().__init__()
+        self.config = config
+        self.embed_tokens = embed_tokens
+        self.embed_project = embed_project
+        self.token_types = token_types
+        self.positions = positions
+        self.embedding_norm = embedding_norm
+        self.embedding_dropout = nn.Dropout(config.dropout.embedding)
+        self.position_biases = nn.ModuleList(position_biases)
+        self.bias_of = tuple(bias_of)
+        self.layers = nn.ModuleList(layers)
+        self.norm = norm
+        self.head_name = None if head is None else head.name
+        if head is not None:
+            self.add_module(head.name, head)
+        self.rules = config.rules
+        self.gradient_checkpointing = False
+        self.label_smoothing = 0.0
+
+    def forward(self, batch: Batch, *, cache: ContiguousCache | None = None, want: Want = "logits") -> Output:
+        """Run ``batch``; with a ``cache``, its rows go on from what the cache holds.
+
+        ``want="loss"`` gives ``Output.loss`` = (total, count) over what the batch asks and never holds all of a
+        vocabulary's logits; ``want="hidden"`` stops before the head.
+        """
+        self._check(batch, want)
+        memory, routing = self.remembered(batch, cache)
+        queries, keys = self.placed(batch, cache)
+        x_BTD = self.embedded(batch, queries)
+        biases = [bias(queries, keys) for bias in self.position_biases]
+        tallies = [RoutingTally() for _ in self.layers]
+        for index, block in enumerate(self.layers):
+            number = self.bias_of[index]
+            told = {"bias": None if number is None else biases[number], "memory": memory, "tally": tallies[index]}
+            if self.gradient_checkpointing and self.training and cache is None:
+                x_BTD = checkpoint(block, x_BTD, queries, keys, use_reentrant=False, **told)
+            else:
+                x_BTD = block(x_BTD, queries, keys, cache.layers[index] if cache else None, **told)
+        x_BTD = self.norm(x_BTD)
+        if cache is not None:
+            cache.commit()
+        routing += tuple(tally.sums for tally in tallies if tally.sums is not None)
+        match want:
+            case "hidden":
+                return Output(x_BTD, cache=cache, routing=routing)
+            case "loss":
+                return Output(x_BTD, loss=self.loss(x_BTD, batch), cache=cache, routing=routing)
+        return Output(x_BTD, logits=self.head(x_BTD, queries), cache=cache, routing=routing)
+
+    def remembered(
+        self, batch: Batch, cache: ContiguousCache | None
+    ) -> tuple[Memory | None, tuple[RoutingSums, ...]]:
+        """What the layers read besides their own stream, and what was routed on the way to it."""
+        if batch.source is not None:
+            raise InputError(f"the batch has a source, but {type(self).__name__} reads none; leave source out")
+        return None, ()
+
+    def placed(self, batch: Batch, cache: ContiguousCache | None) -> tuple[Coordinates, Coordinates]:
+        """Where queries and keys are.
+
+        Raises:
+            LengthError: a document is longer than ``config.max_position_embeddings``.
+        """
+        chunk = batch.coordinates()
+        queries, keys = (chunk, chunk) if cache is None else cache.place(chunk, self.rules)
+        most = self.config.max_position_embeddings
+        layout = None if most is None else host_layout(queries)
+        if most is not None and layout is not None and layout.max_position >= most:
+            raise LengthError(
+                f"a document has {layout.max_position + 1} tokens, but max_position_embeddings is {most}; shorten it, "
+                "or leave max_position_embeddings out of the config where its positions can extrapolate"
+            )
+        return queries, keys
+
+    def embedded(self, batch: Batch, places: Coordinates) -> Float[Tensor, "B T D"]:
+        """What enters the first layer: exactly 0, and gradient 0, where there is no token."""
+        x_BTD = self.embed_project(silenced(self.embed_tokens(batch.tokens), places))
+        if self.config.embedding_multiplier != 1.0:
+            x_BTD = x_BTD * self.config.embedding_multiplier
+        if self.token_types is not None:
+            x_BTD = self.token_types(x_BTD, batch.types, places)
+        x_BTD = self.embedding_norm(self.positions(x_BTD, places))
+        return self.embedding_dropout(silenced(x_BTD, places))
+
+    @property
+    def head(self) -> nn.Module:
+        """What turns hidden states into the model's answer."""
+        if self.head_name is None:
+            raise UnsupportedError("this encoder is read by a decoder and has no head; ask for want='hidden'")
+        found: nn.Module = getattr(self, self.head_name)
+        return found
+
+    def loss(self, hidden_BTD: Float[Tensor, "B T D"], batch: Batch) -> torch.Tensor:
+        """The head's ``(total, count)`` over what ``batch`` asks; labels are smoothed in training alone."""
+        return self.head.loss(hidden_BTD, batch, self.label_smoothing if self.training else 0.0)  # type: ignore[operator]
+
+    def probe(self) -> Probe:
+        """How an audit asks this model."""
+        from pellucid.models.probe import probe_of
+
+        return probe_of(self)
+
+    @property
+    def device(self) -> torch.device:
+        return self.embed_tokens.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embed_tokens.weight.dtype
+
+    @property
+    def max_length(self) -> int | None:
+        """The longest document that may be read (None: any length)."""
+        table = [self.positions.length] if isinstance(self.positions, LearnedPositions) else []
+        limit = self.config.max_position_embeddings
+        return min([*table, *([] if limit is None else [limit])], default=None)
+
+    def _check(self, batch: Batch, want: str) -> None:
+        if not isinstance(batch, Batch):
+            raise InputError(
+                f"a model takes a Batch, not {type(batch).__name__}; make one with Batch.from_rows([[5, 8, 2], [7]])"
+            )
+        if want not in WANTS:
+            raise InputError(f"want is {want!r}; choose logits, loss or hidden")
+        if batch.types is not None and self.token_types is None:
+            raise InputError("the batch has token types, but the config has no token_types; leave types out")

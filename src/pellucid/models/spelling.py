@@ -1,0 +1,165 @@
+"""Short forms of a model's config, written out: what is left out is filled in, so that a stored config says it all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from pellucid.errors import ConfigError
+from pellucid.visibility import parse
+
+MOST_LAYERS = 4096
+
+_RULES = {"encoder": "everything()", "decoder": "causal()", "encoder_decoder": "causal()"}
+_HEADS = {"encoder": "masked_lm", "decoder": "language_model", "encoder_decoder": "language_model"}
+_OF_A_STACK = (
+    "hidden_size", "attention", "ffn", "norm", "norm_placement", "residual_multiplier", "residual_dtype",
+    "embedding_multiplier", "embedding_norm", "max_position_embeddings", "dropout", "initializer_range",
+    "residual_init",
+)  # fmt: skip
+"""What an encoder takes from its decoder where it says nothing itself; its position it takes too, made two-way."""
+
+
+def spelled_out(data: dict[str, Any]) -> dict[str, Any]:
+    """A model's config with every short form written out; what is wrong in other ways is left for later checks."""
+    family = data.get("family", "decoder")
+    if not isinstance(family, str) or family not in _RULES:
+        return data
+    given_layers = data.get("num_hidden_layers")
+    data = _stack(data, _RULES[family], two_way=family == "encoder")
+    data["head"] = _head(data.get("head"), family)
+    data.setdefault("tie_word_embeddings", _kind(data["head"]) in ("language_model", "masked_lm"))
+    if family == "encoder_decoder":
+        data["encoder"] = _encoder(data, given_layers)
+        if data.get("cross_attention") is None and isinstance(data.get("attention"), Mapping):
+            data["cross_attention"] = _cross(data["attention"])
+        elif isinstance(data.get("cross_attention"), Mapping):
+            data["cross_attention"] = _attention(dict(data["cross_attention"]), data)
+    return data
+
+
+def _stack(data: dict[str, Any], rule: str, *, two_way: bool) -> dict[str, Any]:
+    data = _layers(data, rule, two_way)
+    data["position"] = _position(data.get("position", {"kind": "rope"}), two_way)
+    if isinstance(data.get("attention"), Mapping):
+        data["attention"] = _attention(dict(data["attention"]), data)
+    size = data.get("hidden_size")
+    if data.get("embedding_multiplier") == "sqrt" and isinstance(size, int) and size > 0:
+        data["embedding_multiplier"] = math.sqrt(size)
+    return data
+
+
+def _encoder(decoder: dict[str, Any], layers: Any) -> Any:
+    own = decoder.get("encoder")
+    if own is not None and not isinstance(own, Mapping):
+        return own
+    own = dict(own or {})
+    data = {name: decoder[name] for name in _OF_A_STACK if name in decoder} | own
+    if "position" not in own:
+        position = decoder["position"]
+        if _kind(position) == "relative_bias":
+            position = dict(position) | {"bidirectional": True}
+        data["position"] = position
+    if "layers" not in own and "num_hidden_layers" not in own:
+        data["num_hidden_layers"] = layers if layers is not None else len(decoder.get("layers") or ())
+    if "hidden_size" in own and "embedding_multiplier" not in own and "embedding_multiplier" in decoder:
+        root = math.sqrt(decoder["hidden_size"]) if isinstance(decoder.get("hidden_size"), int) else None
+        if decoder["embedding_multiplier"] == root:
+            data["embedding_multiplier"] = "sqrt"
+    return _stack(data, "everything()", two_way=True)
+
+
+def _layers(data: dict[str, Any], usual: str, two_way: bool) -> dict[str, Any]:
+    count, rule = data.pop("num_hidden_layers", None), data.pop("rule", None)
+    layers = data.get("layers")
+    if layers is None and count is not None:
+        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST_LAYERS:
+            raise ValueError(f"num_hidden_layers is {count!r}, but a whole number from 1 to {MOST_LAYERS} is needed")
+        layers = data["layers"] = [rule if rule is not None else usual] * count
+    elif layers is not None:
+        if rule is not None:
+            raise ValueError("layers lists a rule for each layer already; leave rule out")
+        if isinstance(layers, list | tuple) and count is not None and count != len(layers):
+            raise ValueError(f"num_hidden_layers is {count}, but layers lists {len(layers)} rules; make them agree")
+    if isinstance(layers, list | tuple):
+        data["layers"] = tuple(_layer(layer, usual, two_way) for layer in layers)
+    return data
+
+
+def _layer(layer: Any, usual: str, two_way: bool) -> Any:
+    """One entry: its rule as rules write themselves; a mapping that says nothing else becomes its rule."""
+    if isinstance(layer, str):
+        return _canonical(layer)
+    if not isinstance(layer, Mapping):
+        return layer
+    layer = {"rule": usual, **layer}
+    if isinstance(layer["rule"], str):
+        layer["rule"] = _canonical(layer["rule"])
+    if layer.get("position") is not None:
+        layer["position"] = _position(layer["position"], two_way)
+    said = {key for key, value in layer.items() if value is not None}
+    return layer["rule"] if said == {"rule"} else layer
+
+
+def _canonical(text: str) -> str:
+    try:
+        return parse(text).describe()
+    except ConfigError as error:
+        raise ValueError(str(error)) from error
+
+
+def _kind(part: Any) -> Any:
+    return part.get("kind") if isinstance(part, Mapping) else getattr(part, "kind", None)
+
+
+def _position(position: Any, two_way: bool) -> Any:
+    if isinstance(position, Mapping) and position.get("kind") == "relative_bias":
+        return {"bidirectional": two_way, **position}
+    return position
+
+
+def _head(head: Any, family: str) -> Any:
+    if head is None:
+        return {"kind": _HEADS[family]}
+    if not isinstance(head, Mapping):
+        return head
+    if head.get("kind") in ("sequence_classification", "regression"):
+        return {"pooling": "first" if family == "encoder" else "last", **head}
+    return head
+
+
+def _cross(attention: Mapping[str, Any]) -> dict[str, Any]:
+    """Attention to the memory as attention to oneself; what only that can do is left out."""
+    return {name: value for name, value in attention.items() if name != "attention_sinks"}
+
+
+def _attention(attention: dict[str, Any], stack: Mapping[str, Any]) -> dict[str, Any]:
+    attention = {"kind": "grouped", **attention}
+    if attention["kind"] != "grouped":
+        return attention
+    if (bias := attention.pop("qkv_bias", None)) is not None:
+        for name in ("q_bias", "k_bias", "v_bias"):
+            if name in attention:
+                raise ValueError(f"qkv_bias is short for q_bias, k_bias and v_bias; leave {name} or qkv_bias out")
+            attention[name] = bias
+    if isinstance(wanted := attention.get("qk_norm"), bool):
+        norm = stack.get("norm")
+        eps = {"eps": norm["eps"]} if isinstance(norm, Mapping) and "eps" in norm else {}
+        attention["qk_norm"] = {"kind": "rms_norm", **eps} if wanted else None
+    return _heads(attention, stack.get("hidden_size"))
+
+
+def _heads(attention: dict[str, Any], size: Any) -> dict[str, Any]:
+    heads = attention.get("num_attention_heads")
+    if attention.get("num_key_value_heads") is None and heads is not None:
+        attention["num_key_value_heads"] = heads
+    whole = isinstance(heads, int) and isinstance(size, int) and not isinstance(heads, bool) and heads > 0
+    if attention.get("head_dim") is None and whole:
+        if size % heads:
+            raise ValueError(
+                f"hidden_size {size} does not divide by {heads} attention heads; choose a multiple, or give "
+                "attention.head_dim"
+            )
+        attention["head_dim"] = size // heads
+    return attention

@@ -1,0 +1,88 @@
+"""Words for what a model says: a token, a mark for each token, or something about a whole document."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from pellucid.configfile import Config
+from pellucid.models.words.ffn import Activation
+from pellucid.models.words.numbers import Count, Positive, Probability
+
+Pooling = Literal["first", "mean", "last"]
+"""Which tokens speak for a document: the first, the mean of all, or the last (never padding)."""
+
+
+class LanguageModel(Config):
+    """A logit for each token of the vocabulary."""
+
+    kind: Literal["language_model"] = "language_model"
+
+
+class MaskedLM(Config):
+    """The same behind a dense layer, an activation and a norm (Devlin et al. 2019)."""
+
+    kind: Literal["masked_lm"] = "masked_lm"
+    activation: Activation = "gelu"
+    dense_bias: bool = True
+
+
+class SequenceClassification(Config):
+    """One of ``num_labels`` classes for each document."""
+
+    kind: Literal["sequence_classification"] = "sequence_classification"
+    num_labels: Annotated[Count, Field(ge=2)]
+    pooling: Pooling
+    """Defaults to the first token in an encoder, the last in a decoder."""
+    pooler: Literal["none", "tanh", "gelu", "relu"] = "none"
+    """A dense layer with this activation between pooling and classes (``tanh``: BERT)."""
+    dropout: Probability = 0.0
+    bias: bool = True
+
+
+class TokenClassification(Config):
+    """One of ``num_labels`` classes for each token."""
+
+    kind: Literal["token_classification"] = "token_classification"
+    num_labels: Annotated[Count, Field(ge=2)]
+    dropout: Probability = 0.0
+    bias: bool = True
+
+
+class Span(Config):
+    """Where an answer begins and ends, among the tokens of its document."""
+
+    kind: Literal["span"] = "span"
+
+
+class Regression(Config):
+    """``num_outputs`` numbers for each document."""
+
+    kind: Literal["regression"] = "regression"
+    num_outputs: Count = 1
+    pooling: Pooling
+    """Defaults to the first token in an encoder, the last in a decoder."""
+    pooler: Literal["none", "tanh", "gelu", "relu"] = "none"
+    dropout: Probability = 0.0
+
+
+class SentenceEmbedding(Config):
+    """A vector for each document, near those of its pair and far from all others."""
+
+    kind: Literal["sentence_embedding"] = "sentence_embedding"
+    pooling: Pooling = "mean"
+    size: Count | None = None
+    """Features of the vector; None: those of the stream, without a matrix."""
+    normalise: bool = True
+    """Vectors of length 1."""
+    temperature: Positive = 0.05
+    """Similarities are divided by this in the contrastive loss."""
+
+
+Head = Annotated[
+    LanguageModel | MaskedLM | SequenceClassification | TokenClassification | Span | Regression | SentenceEmbedding,
+    Field(discriminator="kind"),
+]
+VOCABULARY = (LanguageModel, MaskedLM)
+"""Heads that give a logit for each token of the vocabulary."""

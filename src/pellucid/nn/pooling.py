@@ -1,0 +1,64 @@
+"""One vector a document: its first token, its last, or the mean of all, by segments and positions, never by ids."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+
+from pellucid.nn.norms import at_least_float32
+from pellucid.nn.positions.angles import host_layout
+from pellucid.shapes import Float, Int, Tensor
+from pellucid.visibility import Coordinates
+
+Pooling = Literal["first", "mean", "last"]
+
+
+class Documents(NamedTuple):
+    """The documents of a batch, row by row and segment by segment; rows without tokens have none.
+
+    Letters here: C documents, P real tokens.
+    """
+
+    slots: Int[Tensor, "P"]
+    """The flat slot of each real token, document by document, in the order of positions."""
+    owners: Int[Tensor, "P"]
+    """The number of each of these tokens' document."""
+    first: Int[Tensor, "C"]
+    """The flat slot of each document's first token."""
+    last: Int[Tensor, "C"]
+
+
+def documents_of(places: Coordinates) -> Documents:
+    """Which slots belong to which document, made once for these coordinates."""
+    return places.once("documents", lambda: _documents(places))
+
+
+def pooled(x_BTD: Float[Tensor, "B T D"], places: Coordinates, how: Pooling) -> Float[Tensor, "C D"]:
+    """One vector a document. A mean is made in float32 at least; padding is no part of it (B34, B35)."""
+    documents = documents_of(places)
+    flat = x_BTD.flatten(0, 1)
+    if how != "mean":
+        return flat[documents.first if how == "first" else documents.last]
+    count = len(documents.first)
+    owners = documents.owners
+    exact = at_least_float32(flat[documents.slots])
+    sums = exact.new_zeros(count, x_BTD.shape[-1]).index_add(0, owners, exact)
+    sizes = torch.bincount(owners, minlength=count)[:, None]
+    return (sums / sizes).to(x_BTD.dtype)
+
+
+def _documents(places: Coordinates) -> Documents:
+    layout = host_layout(places)
+    device, width = places.positions.device, places.shape[1]
+    if layout is None:
+        raise RuntimeError("documents are counted on the host, which a compiled graph or the meta device cannot do")
+    held: dict[tuple[int, int], list[int]] = {}
+    for run in sorted(layout.runs, key=lambda run: (run.row, run.segment, run.first)):
+        start = run.row * width
+        held.setdefault((run.row, run.segment), []).extend(range(start + run.start, start + run.stop))
+    slots = [slot for document in held.values() for slot in document]
+    owners = [number for number, document in enumerate(held.values()) for _ in document]
+    ends = [[document[place] for document in held.values()] for place in (0, -1)]
+    tensors = (torch.tensor(values, dtype=torch.long, device=device) for values in (slots, owners, *ends))
+    return Documents(*tensors)

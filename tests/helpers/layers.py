@@ -1,0 +1,76 @@
+"""Blocks run as a model runs them, whole or in chunks through a cache, without a model."""
+
+import torch
+
+from pellucid.nn import ContiguousCache, Memory, silenced
+from pellucid.visibility import Coordinates
+
+CHUNKS = ([9], [4, 5], [1] * 9, [3, 1, 5], [8, 1])
+
+
+def laid_out(lengths, starts, slots):
+    """Rows of these lengths that begin at these slots; padding says positions that no token has."""
+    positions = torch.full((len(lengths), slots), 5)
+    segments = torch.zeros(len(lengths), slots, dtype=torch.long)
+    for i, (length, start) in enumerate(zip(lengths, starts, strict=True)):
+        positions[i, start : start + length] = torch.arange(length)
+        segments[i, start : start + length] = 1
+    return Coordinates(positions, segments)
+
+
+def packed(*lengths):
+    """One row of documents 1, 2, …"""
+    positions = torch.cat([torch.arange(length) for length in lengths])
+    segments = torch.cat([torch.full((length,), i + 1) for i, length in enumerate(lengths)])
+    return Coordinates(positions[None], segments[None])
+
+
+def piece(whole, start, stop):
+    """Slots ``start … stop-1`` as a chunk that counts from 0, as callers of a cache have it."""
+    real = whole.real[:, start:stop]
+    positions = (real.cumsum(1) - 1).clamp(min=0)
+    groups = None if whole.groups is None else whole.groups[:, start:stop]
+    return Coordinates(positions, real.long(), groups)
+
+
+def new_cache(blocks, rows, capacity, dtype=torch.float64, **words):
+    shapes = [block.attention.cache_shapes for block in blocks]
+    return ContiguousCache(shapes=shapes, rows=rows, capacity=capacity, dtype=dtype, **words)
+
+
+def run(blocks, x, chunk, cache=None, memory=None, bias=None):
+    """``x`` through ``blocks``; with a cache it goes on from what the cache holds, and a memory is told once."""
+    queries, keys = (chunk, chunk)
+    if cache is not None:
+        queries, keys = cache.place(chunk, [block.attention.rule for block in blocks])
+        if memory is not None:
+            cache.remember(memory.places)
+        elif cache.memory is not None:
+            memory = Memory(None, cache.memory)
+    x = silenced(x, queries)
+    for i, block in enumerate(blocks):
+        added = None if bias is None else bias(queries, keys)
+        x = block(x, queries, keys, None if cache is None else cache.layers[i], bias=added, memory=memory)
+    if cache is not None:
+        cache.commit()
+    return x
+
+
+def in_chunks(blocks, x, whole, chunks, cache=None, memory=None, bias=None):
+    """The same slots, chunk by chunk; a memory is given with the first."""
+    cache = new_cache(blocks, len(x), sum(chunks) + 2) if cache is None else cache
+    outs, done = [], 0
+    for length in chunks:
+        told = memory if done == 0 else None
+        outs.append(run(blocks, x[:, done : done + length], piece(whole, done, done + length), cache, told, bias))
+        done += length
+    return torch.cat(outs, 1)
+
+
+def assert_chunks_agree(blocks, x, whole, chunks, memory=None, bias=None):
+    """P-CACHE: at every real token what one pass gives."""
+    expected = run(blocks, x, whole, memory=memory, bias=bias)[whole.real]
+    got = in_chunks(blocks, x, whole, chunks, memory=memory, bias=bias)[whole.real]
+    torch.testing.assert_close(got, expected, atol=1e-10, rtol=0)
+
+
