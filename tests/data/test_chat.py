@@ -91,7 +91,7 @@ class NoSpecials:
     """A tokenizer that knows no special token."""
 
     bos_id = eos_id = pad_id = None
-    specials: dict[str, int] = {}  # noqa: RUF012
+    special_ids: dict[str, int] = {}  # noqa: RUF012
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode())

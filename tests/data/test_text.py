@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pellucid.data import Document, files, open_corpus, split_of
+from pellucid.data import Document, files, open_corpus, split_of, tables
 from pellucid.errors import ConfigError, DataError, UnsupportedError
 
 
@@ -230,7 +230,7 @@ def test_json_lines(tmp_path: Path) -> None:
         ('"just a string"', "line 2 holds a str, not an object"),
         ("7", "line 2 holds a int, not an object"),
         ('{"body": "x", "id": 1}', "line 2 has no field 'text'; .*: body, id"),
-        ('{"text": null}', "line 2: field 'text' holds NoneType, not text"),
+        ('{"text": null}', "line 2: field 'text' is null, not text; leave such records out"),
         ('{"text": "ab\\ud800"}', r"line 2: character 2 is the lone surrogate U\+D800"),
     ],
 )
@@ -242,7 +242,7 @@ def test_undecodable_and_endless_lines(tmp_path: Path, monkeypatch) -> None:
     path = tmp_path / "x.jsonl"
     path.write_bytes(b'{"text": "a"}\n{"text": "\xff"}\n')
     fails(path, "x.jsonl is not UTF-8: byte 0xff at offset 24")
-    monkeypatch.setattr(files, "_LARGEST_LINE", 10)
+    monkeypatch.setattr(tables, "_LARGEST_LINE", 10)
     fails(path, "line 1 is longer than")
 
 

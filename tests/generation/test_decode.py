@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from helpers.table_model import TableModel
-from pellucid.errors import InputError, LengthError
+from helpers.table_model import PrefixTableModel, SourceTableModel, TableModel
+from pellucid.errors import InputError, LengthError, UnsupportedError
 from pellucid.generation import GenerationParams, decode, generate_ids
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 0, 1, 2]]
@@ -28,6 +28,55 @@ def test_a_request_is_the_same_alone_and_with_any_batch_mates() -> None:
     alone = [generate_ids(model, [p], [q])[0] for p, q in zip(PROMPTS, params, strict=True)]
     assert together == alone
     assert generate_ids(model, PROMPTS[::-1], params[::-1]) == alone[::-1]
+
+
+SOURCES = [[3], [1, 4, 2, 0], [2, 2]]
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_a_decoder_goes_on_with_its_own_source(use_cache: bool) -> None:
+    """The same loop: greedy tokens are those that the table gives for each row's source, whoever else is there."""
+    model = SourceTableModel.random(9)
+    params = [GenerationParams(max_new_tokens=new) for new in (6, 1, 9)]  # mates finish early and late
+    found = generate_ids(model, PROMPTS, params, sources=SOURCES, use_cache=use_cache)
+    for row, prompt, source, own in zip(found, PROMPTS, SOURCES, params, strict=True):
+        moved, said = sum(place * token for place, token in enumerate(source, 1)), list(prompt)
+        for _ in range(own.max_new_tokens):
+            previous = said[-2] if len(said) > 1 else 0
+            said.append(int(model.table[(previous + moved) % 9, said[-1]].argmax()))
+        assert row.tokens == said[len(prompt) :]
+        assert [row] == generate_ids(model, [prompt], [own], sources=[source])
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_the_prompt_of_a_prefix_lm_is_its_prefix(use_cache: bool) -> None:
+    """All of the prompt has a group, no padding and no new token has one, at every pass."""
+    model = PrefixTableModel.random(9)
+    found = generate_ids(model, PROMPTS, GenerationParams(max_new_tokens=6), use_cache=use_cache)
+    for row, prompt in zip(found, PROMPTS, strict=True):
+        said = list(prompt)
+        for _ in range(6):
+            previous = said[-2] if len(said) > 1 else 0
+            said.append(int(model.table[(previous + len(prompt)) % 9, said[-1]].argmax()))
+        assert row.tokens == said[len(prompt) :]
+
+
+def test_penalties_count_new_tokens_and_the_prompt_or_not_and_never_padding() -> None:
+    """B124: the model likes 0 best, which is what padding is filled with, then 1, then 2."""
+    table = torch.zeros(5, 5, 5, dtype=torch.float64)
+    table[..., 0], table[..., 1], table[..., 2] = 3.0, 2.0, 1.0
+    model, penalty = TableModel(table), {"max_new_tokens": 3, "repetition_penalty": 10.0}
+    prompts = [[1], [4, 4, 4, 4]]  # the first row is padded by three slots
+    both = generate_ids(model, prompts, GenerationParams(**penalty))
+    assert [row.tokens for row in both] == [[0, 2, 0], [0, 1, 2]]
+    new_only = generate_ids(model, prompts, GenerationParams(**penalty, penalise_prompt=False))
+    assert [row.tokens for row in new_only] == [[0, 1, 2], [0, 1, 2]]
+    plain = GenerationParams(max_new_tokens=3)
+    assert [row.tokens for row in generate_ids(model, prompts, plain)] == [[0, 0, 0], [0, 0, 0]]
+    source = generate_ids(
+        SourceTableModel(table), [[4]], GenerationParams(**penalty), sources=[[0, 1, 2]]
+    )  # what an encoder reads is not said yet
+    assert source[0].tokens == [0, 1, 2]
 
 
 def test_equal_seeds_draw_equally_and_other_seeds_do_not() -> None:
@@ -132,6 +181,35 @@ def test_bad_input_is_refused_before_anything_runs() -> None:
     assert "2 params for 1 prompts" in refused(InputError, [[1]], [few, few])
     assert "vocab_size is 10, but the model has 9" in refused(InputError, [[1]], few, vocab_size=10)
     assert "prompt 0 holds 5" in refused(InputError, [[5]], few, vocab_size=4)
+
+
+def test_sources_must_be_what_the_model_reads() -> None:
+    model = SourceTableModel.random(9)
+    model.max_source_length = 3
+    few = GenerationParams(max_new_tokens=2)
+
+    def said(error: type[Exception], reader: TableModel, **given: object) -> str:
+        with pytest.raises(error) as caught:
+            decode(reader, [[1]], few, **given)  # type: ignore[arg-type]
+        return str(caught.value)
+
+    assert "a SourceTableModel reads a source; give sources, one a prompt" in said(InputError, model)
+    assert "2 sources for 1 prompts" in said(InputError, model, sources=[[1], [1]])
+    assert "source 0 is empty" in said(InputError, model, sources=[[]])
+    assert "source 0 holds 9, but token ids are 0 to 8" in said(InputError, model, sources=[[9]])
+    assert "source 0 holds 5" in said(InputError, model, sources=[[5]], vocab_size=4)
+    assert "source 0 has 4 tokens, but the model has positions for 3" in said(LengthError, model, sources=[[1] * 4])
+    assert "a TableModel reads prompts only" in said(InputError, TableModel.random(9), sources=[[1]])
+    assert model.slots_run == []
+
+
+def test_a_model_that_says_no_tokens_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="a Linear cannot go on from a prompt"):
+        generate_ids(torch.nn.Linear(2, 2), [[1]])
+    model = TableModel.random(9)
+    model.head_name = "token_classifier"
+    with pytest.raises(UnsupportedError, match="with the head token_classifier says no tokens"):
+        generate_ids(model, [[1]])
 
 
 def test_a_model_in_training_mode_is_refused() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pellucid.errors import ConfigError, InputError
 from pellucid.generation import GenerationParams
-from pellucid.generation.sampling import choose, draw, keep_min_p, keep_top_k, keep_top_p, probabilities
+from pellucid.generation.sampling import choose, draw, keep_min_p, keep_top_k, keep_top_p, penalised, probabilities
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
@@ -112,6 +112,9 @@ def test_probabilities_that_are_none_are_refused(name: str, value: float) -> Non
         ({"temperature": -1.0}, "temperature is -1.0, but must be at least 0"),
         ({"temperature": float("nan")}, "temperature is nan"),
         ({"temperature": float("inf")}, "temperature is inf"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0, but must be at least 0.01"),
+        ({"repetition_penalty": float("nan")}, "repetition_penalty is nan"),
+        ({"penalise_prompt": 1}, "penalise_prompt is 1, but must be true or false"),
         ({"top_k": 0}, "top_k is 0, but must be at least 1"),
         ({"top_k": True}, "top_k is true"),
         ({"max_new_tokens": 0}, "max_new_tokens is 0"),
@@ -155,6 +158,27 @@ def test_filters_apply_in_the_documented_order() -> None:
     assert {choose(logits(0.4, 0.3, 0.3)[0], params, source).token for _ in range(50)} == {0}
     hot = GenerationParams(temperature=2.0, top_p=0.6)  # p ** (1/2): [.36, .33, .31], two are needed for .6
     assert {choose(logits(0.4, 0.33, 0.27)[0], hot, source).token for _ in range(200)} == {0, 1}
+
+
+def test_a_penalty_divides_what_is_positive_and_multiplies_what_is_negative() -> None:
+    """B124: 0 and minus infinity stay, and so does every token that was not seen."""
+    given = torch.tensor([[0.0, 3.0, -3.0, -math.inf, 3.0, -3.0]], dtype=torch.float64)
+    expected = torch.tensor([[0.0, 1.5, -6.0, -math.inf, 3.0, -3.0]], dtype=torch.float64)
+    before = given.clone()
+    assert torch.equal(penalised(given, {3, 2, 1, 0}, 2.0), expected)
+    assert torch.equal(penalised(given, (), 2.0), before)
+    assert torch.equal(given, before)
+    rewarded = penalised(given, [1, 2], 0.5)[0, 1:3]
+    assert rewarded.tolist() == [6.0, -1.5]
+
+
+def test_a_penalty_comes_before_temperature_and_filters_and_leaves_the_log_probability() -> None:
+    """[3, 2] at half the temperature is [6, 4]; penalised first by 2 it is [3, 4], and top_k takes the second."""
+    given = torch.tensor([3.0, 2.0], dtype=torch.float64)
+    params = GenerationParams(temperature=0.5, top_k=1, repetition_penalty=2.0)
+    choice = choose(given, params, generator(), seen={0})
+    assert choice.token == 1
+    assert choice.logprob == pytest.approx(float(given.log_softmax(0)[1]))
 
 
 @pytest.mark.parametrize("temperature", [1e-300, 1e-8, 1e300])

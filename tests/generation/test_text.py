@@ -7,9 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.table_model import PieceTokenizer, TableModel
+from helpers.table_model import PieceTokenizer, SourceTableModel, TableModel
 from pellucid.errors import ConfigError, InputError
-from pellucid.generation import GenerationParams, TextStream, encode_prompt, generate, stream
+from pellucid.generation import (
+    BeamParams,
+    GenerationParams,
+    TextStream,
+    beam_search,
+    encode_prompt,
+    generate,
+    generate_ids,
+    generate_n_best,
+    stream,
+)
 
 
 def pushed(pieces: list[bytes], stop: tuple[str, ...] = ()) -> tuple[list[str], bool]:
@@ -151,4 +161,84 @@ def test_bad_calls_are_refused_at_once() -> None:
     with pytest.raises(InputError, match="top_k came beside params"):
         generate(checkpoint, ["a"], GenerationParams(), top_k=1)
     assert generate(checkpoint, []) == []
+    assert checkpoint.model.slots_run == []
+
+
+# ------------------------------------------------------------------------------------------- sources, beams
+
+PIECES = [b"", b"", b"a", b"b", b"\xc3", b"\xa9"]
+
+
+def translator(**ids: int) -> SimpleNamespace:
+    return SimpleNamespace(model=SourceTableModel.random(6, seed=2), tokenizer=PieceTokenizer(PIECES, **ids))
+
+
+def test_texts_for_an_encoder_decoder_are_sources() -> None:
+    """They are written as documents are, with begin and end; the decoder begins with the begin token, or as told."""
+    checkpoint = translator(bos_id=0, eos_id=1)
+    params = GenerationParams(max_new_tokens=5, stop_ids=[1])
+    for start in (None, 3):
+        begin = [0 if start is None else start]
+        expected = generate_ids(checkpoint.model, [begin, begin], params, sources=[[0, 2, 3, 1], [0, 3, 1]])
+        found = generate(checkpoint, ["ab", [0, 3, 1]], max_new_tokens=5, start_id=start)
+        assert [row.tokens for row in found] == [row.tokens for row in expected]
+        pieces = stream(checkpoint, ["ab", "b"], max_new_tokens=5, start_id=start)
+        assert "".join(text for row, text in pieces if row == 0) == found[0].text
+
+
+def test_a_start_that_nobody_names_is_asked_for() -> None:
+    with pytest.raises(InputError, match="no begin token for the decoder; give start_id"):
+        generate(translator(eos_id=1), ["a"])
+    assert generate(translator(eos_id=1), ["a"], start_id=0, max_new_tokens=1)[0].tokens
+    with pytest.raises(InputError, match="start_id is 0, but a TableModel begins with its prompt"):
+        generate(speaker([b"a"], {}), ["a"], start_id=0)
+    with pytest.raises(InputError, match="prompt 0 holds 6, but token ids are 0 to 5"):
+        generate(translator(), ["a"], start_id=6)
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_the_n_best_completions_are_those_of_the_search(use_cache: bool) -> None:
+    checkpoint = translator(bos_id=0, eos_id=1)
+    params = BeamParams(beams=5, n_best=4, max_new_tokens=4, length_penalty=0.5)
+    full = params.model_copy(update={"stop_ids": [1]})
+    expected = beam_search(checkpoint.model, [[0], [0]], full, sources=[[0, 2, 1], [0, 3, 2, 1]])
+    found = generate_n_best(checkpoint, ["a", "ba"], params, use_cache=use_cache)
+    for texts, hypotheses in zip(found, expected, strict=True):
+        for text, hypothesis in zip(texts, hypotheses, strict=True):
+            assert (text.tokens, text.score) == (hypothesis.tokens, hypothesis.score)
+            assert text.finish_reason == ("stop" if 1 in text.tokens else "length")
+            said = [token for token in text.tokens if token != 1]
+            assert text.text == b"".join(PIECES[token] for token in said).decode("utf-8", "replace")
+            assert set(text.to_dict()) == {"text", "tokens", "logprobs", "finish_reason", "score"}
+    reasons = {text.finish_reason for texts in found for text in texts}
+    assert reasons == {"stop", "length"}
+    best = generate(checkpoint, ["a", "ba"], beams=5, max_new_tokens=4, length_penalty=0.5, use_cache=use_cache)
+    assert best == [texts[0] for texts in found]
+    assert generate(checkpoint, ["a", "ba"], params.model_copy(update={"n_best": 1})) == best
+
+
+def test_the_text_of_a_hypothesis_is_without_the_stop_id_that_ended_it() -> None:
+    checkpoint = speaker([b"a", b"b", b"!"], {0: 1, 1: 2, 2: 0})
+    (stopped,) = generate(checkpoint, ["a"], beams=1, length_penalty=0.0, max_new_tokens=5, stop_ids=[2])
+    assert (stopped.text, stopped.tokens, stopped.finish_reason) == ("b", [1, 2], "stop")
+    (whole,) = generate(checkpoint, ["a"], beams=1, length_penalty=0.0, max_new_tokens=2)
+    assert (whole.text, whole.finish_reason) == ("b!", "length")
+
+
+def test_what_beams_cannot_do_is_said() -> None:
+    checkpoint = speaker([b"a", b"b"], {})
+    with pytest.raises(InputError, match="n_best is 2, but generate gives one completion a prompt"):
+        generate(checkpoint, ["a"], beams=2, n_best=2)
+    with pytest.raises(InputError, match="n_best is 2, but generate gives one"):
+        generate(checkpoint, ["a"], BeamParams(n_best=2))
+    with pytest.raises(InputError, match="beams came beside params"):
+        generate(checkpoint, ["a"], GenerationParams(), beams=2)
+    with pytest.raises(InputError, match="beams came beside params"):
+        generate_n_best(checkpoint, ["a"], BeamParams(), beams=2)
+    with pytest.raises(InputError, match="no text before its end; use generate"):
+        stream(checkpoint, ["a"], beams=2)
+    with pytest.raises(InputError, match="no text before its end; use generate"):
+        stream(checkpoint, ["a"], BeamParams())
+    with pytest.raises(ConfigError, match="no key 'temperature'"):
+        generate(checkpoint, ["a"], beams=2, temperature=1.0)
     assert checkpoint.model.slots_run == []

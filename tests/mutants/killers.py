@@ -1,4 +1,4 @@
-"""Whether a mutant is found out: by the audit of tiny models first, then by its own tests.
+"""Whether a mutant is found out, by the tests of its file or by the audit of tiny models: the quicker one first.
 
 Everything heavy is imported once, with the first mutant; each mutant lives in a forked process, in which its module is
 loaded from the changed source and everything else of Pellucid anew.
@@ -24,20 +24,22 @@ import torch
 from mutants.mutate import SOURCE, Mutant
 
 TESTS = SOURCE.parents[1] / "tests"
-SECONDS = 120
-_HEAVY = ("numpy.random", "pydantic", "hypothesis.strategies", "beartype", "sympy", "torch.testing", "torch.distributed")
+SECONDS = 120  # of computing, so that a busy machine condemns nobody
+_HEAVY = ("pydantic", "hypothesis.strategies", "beartype", "sympy", "torch.testing", "torch.distributed")
 _LATE = "-Wignore::pytest.PytestAssertRewriteWarning"  # what is loaded before pytest is not rewritten
+_PROBES = "models/test_shared_probes.py"
 _TESTS = {
     "visibility/": ["visibility"],
     "nn/attend": ["nn/test_attend.py"],
-    "nn/attention": ["nn/test_parts.py", "models/test_shared_probes.py"],
+    "nn/attention": ["nn/test_attention.py", "nn/test_cross.py"],
     "nn/backends": ["nn/test_attend.py"],
-    "nn/cache": ["nn/test_cache.py"],
-    "nn/embed": ["nn/test_parts.py", "models/test_shared_probes.py"],
+    "nn/cache": ["nn/test_cache.py", "nn/test_cross.py", "nn/test_positions_places.py"],
+    "nn/embed": ["nn/test_parts.py", _PROBES],
     "nn/losses": ["nn/test_losses.py"],
     "nn/positions/": ["nn/test_positions*.py"],
-    "data/objectives": ["data/test_objectives.py"],
-    "models/decoder": ["models/test_shared_probes.py", "nn/test_losses.py"],
+    "nn/runs": ["nn/test_cache.py", "nn/test_cross.py"],
+    "data/objectives": ["data/test_objectives*.py"],
+    "models/model": [_PROBES, "nn/test_parts.py", "models/test_heads.py"],
 }
 """The tests that are meant to hold a file, by how its name begins."""
 
@@ -78,7 +80,10 @@ class _Changed(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 def killer(mutant: Mutant) -> str | None:
     """Who finds the mutant out: ``audit``, ``tests``, ``time`` (it does not end), or nobody."""
     _warm()
-    for name, stage in (("audit", _audited), ("tests", lambda: _tested(mutant))):
+    stages: list[tuple[str, Callable[[], bool]]] = [("audit", _audited), ("tests", lambda: _tested(mutant))]
+    if _PROBES not in _held_by(mutant):
+        stages.reverse()
+    for name, stage in stages:
         match _in_a_process(mutant, stage):
             case "found":
                 return name
@@ -104,7 +109,8 @@ def _in_a_process(mutant: Mutant, stage: Callable[[], bool]) -> str:
         os.close(reader)
         answer = "broken"
         try:
-            signal.alarm(SECONDS)
+            signal.setitimer(signal.ITIMER_PROF, SECONDS)
+            signal.alarm(20 * SECONDS)  # and one that waits for ever ends too
             _quiet()
             _forget()
             sys.meta_path.insert(0, _Changed(mutant))
@@ -134,14 +140,17 @@ def _forget() -> None:
         del sys.modules[name]
 
 
+def _held_by(mutant: Mutant) -> list[str]:
+    return next(names for start, names in _TESTS.items() if mutant.file.startswith(start))
+
+
 def _tested(mutant: Mutant) -> bool:
     """Whether a test of the file fails."""
     try:
         importlib.import_module(mutant.module)  # before pytest, which reads plugins' packages by itself
     except Exception:  # noqa: BLE001 (a mutant that cannot be loaded is found out)
         return True
-    names = next(names for start, names in _TESTS.items() if mutant.file.startswith(start))
-    places = [str(place) for name in names for place in sorted(TESTS.glob(name))]
+    places = [str(place) for name in _held_by(mutant) for place in sorted(TESTS.glob(name))]
     # the hook that checks shapes would load the original: it comes before ours
     jaxtyping.install_import_hook = lambda *_, **__: nullcontext()
     quick = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:pellucid", "-m", "not slow", _LATE]

@@ -83,8 +83,8 @@ class Batch:
     @classmethod
     def from_documents(cls, rows: Sequence[Sequence[Row]], *, side: Side = "right", length: int | None = None) -> Batch:
         """Rows of documents: the general form of :meth:`from_rows` and :meth:`packed`. Empty documents are allowed."""
-        ids = [[ids for ids in map(_ids, row) if len(ids)] for row in rows]
-        return cls.from_numbered([list(enumerate(row, 1)) for row in ids], side=side, length=length)
+        kept = [[ids for ids in map(_ids, row) if len(ids)] for row in rows]
+        return cls.from_numbered([[*enumerate(row, 1)] for row in kept], side=side, length=length)
 
     @classmethod
     def from_pairs(
@@ -135,10 +135,15 @@ class Batch:
 
     @classmethod
     def from_numbered(
-        cls, rows: Sequence[Sequence[tuple[int, Row]]], *, side: Side = "right", length: int | None = None
+        cls,
+        rows: Sequence[Sequence[tuple[int, Row | NDArray[Any]]]],
+        *,
+        side: Side = "right",
+        length: int | None = None,
     ) -> Batch:
         """Rows of ``(segment, ids)``: documents that keep the segments which they have elsewhere."""
-        held = [sum(len(ids) for _, ids in row) for row in rows]
+        checked = [[(number, _ids(document)) for number, document in row] for row in rows]
+        held = [sum(len(ids) for _, ids in row) for row in checked]
         longest = max(held, default=0)
         slots = longest if length is None else length
         if not rows:
@@ -148,7 +153,7 @@ class Batch:
         if side not in ("right", "left", "both"):
             raise ShapeError(f"padding side is {side!r}; choose right, left or both")
         tokens, positions, segments = (np.zeros((len(rows), slots), dtype=np.int64) for _ in range(3))
-        for index, row in enumerate(rows):
+        for index, row in enumerate(checked):
             slot = {"right": 0, "left": slots - held[index], "both": (slots - held[index]) // 2}[side]
             for number, ids in row:
                 stop = slot + len(ids)
@@ -225,7 +230,7 @@ class Batch:
         return result
 
 
-def _ids(document: Row) -> NDArray[Any]:
+def _ids(document: Row | NDArray[Any]) -> NDArray[Any]:
     """A document's token ids: whole numbers; nothing is rounded to one in silence."""
     try:
         ids = np.asarray(document)

@@ -57,7 +57,7 @@ class ChatEncoder(Encoder, Protocol):
     def pad_id(self) -> int | None: ...
 
     @property
-    def specials(self) -> Mapping[str, int]:
+    def special_ids(self) -> Mapping[str, int]:
         """The spelling of every special token, and its id."""
         ...
 
@@ -186,8 +186,8 @@ class _Marks:
     write one, and one that a template takes apart can be told.
     """
 
-    def __init__(self, specials: Mapping[str, int], inputs: str) -> None:
-        self.spelt = {id_: token for token, id_ in specials.items() if token}
+    def __init__(self, special_ids: Mapping[str, int], inputs: str) -> None:
+        self.spelt = {id_: token for token, id_ in special_ids.items() if token}
         first, last, *each = _absent(len(self.spelt) + 2, inputs)
         self.of_id = {id_: first + middle + last for id_, middle in zip(self.spelt, each, strict=True)}
         self.of_token = {token: self.of_id[id_] for id_, token in self.spelt.items()}

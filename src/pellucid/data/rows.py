@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -37,7 +38,10 @@ def lay(
     fields |= {name: column[taken] for name, column in columns.items()}
     runs = zip(*(c.tolist() for c in (row, begins, begins + sizes, number + 1, np.zeros_like(row))), strict=True)
     layout = Layout(*shape, tuple(run for run in map(Run._make, runs) if run.stop > run.start))
-    return Batch(layout=layout, **{name: _spread(name, values, slots, shape) for name, values in fields.items()})
+    spread = {name: _spread(name, values, slots, shape) for name, values in fields.items()}
+    return replace(
+        Batch(spread.pop("tokens"), spread.pop("positions"), spread.pop("segments"), layout=layout), **spread
+    )
 
 
 def _spread(name: str, values: np.ndarray, slots: np.ndarray, shape: tuple[int, int]) -> torch.Tensor:

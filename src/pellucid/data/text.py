@@ -11,7 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from pellucid.data.files import BUILT_IN, File, find, plain, python_source, read
+from pellucid.data.files import BUILT_IN, File, find, plain, python_source
+from pellucid.data.tables import read
 from pellucid.errors import ConfigError, DataError
 
 Source = str | os.PathLike[str] | Sequence["str | os.PathLike[str] | Document"]

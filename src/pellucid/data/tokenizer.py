@@ -17,23 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as _Backend
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import decoders, pre_tokenizers
 
 from pellucid.data.files import lone_surrogate, plain
+from pellucid.data.special import BEGIN, END, PAD, UNKNOWN, USUAL_NAMES, in_order
 from pellucid.data.vocabulary import Kind, learn
 from pellucid.errors import DataError, UnsupportedError
 
-BEGIN, END, PAD = "<|begin|>", "<|end|>", "<|pad|>"
-"""The special tokens of a tokenizer trained here: a document's start, its end, and padding."""
-MASK, UNKNOWN = "<|mask|>", "<|unknown|>"
-"""What hides a token, and what stands for a word that WordPiece cannot write."""
-
-_BEGIN_NAMES = (BEGIN, "<s>", "<|begin_of_text|>", "<bos>", "<|endoftext|>", "[CLS]")
-_END_NAMES = (END, "</s>", "<|end_of_text|>", "<eos>", "<|endoftext|>", "[SEP]")
-_PAD_NAMES = (PAD, "<pad>", "[PAD]")
-_MASK_NAMES = (MASK, "<mask>", "[MASK]")
-_UNKNOWN_NAMES = (UNKNOWN, "<unk>", "[UNK]")
-_SENTINEL = re.compile(r"<\|span_(\d+)\|>|<extra_id_(\d+)>")
 _LARGEST_FILE = 256 << 20
 _LARGEST_ID = 1 << 24
 _SLICE = 1 << 20
@@ -52,16 +42,12 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lambda: os.environ.update(TOKENIZERS_PARALLELISM="false"))
 
 
-def sentinels(count: int) -> tuple[str, ...]:
-    """Names of ``count`` special tokens for span corruption."""
-    return tuple(f"<|span_{number}|>" for number in range(count))
-
-
 class Tokenizer:
     """Text to ids and back; ``train`` or ``load`` makes one.
 
     Byte-level kinds (``bpe`` and ``unigram``) give ``decode(encode(text)) == text`` for every text. ``wordpiece``
-    gives words apart by one space, without control characters, and ``<|unknown|>`` for what it cannot write.
+    gives words and punctuation apart by one space, without control characters; ``<|unknown|>`` stands for a word
+    that it cannot write, and is shown only with ``skip_special=False``.
     """
 
     def __init__(self, backend: _Backend) -> None:
@@ -73,8 +59,7 @@ class Tokenizer:
         self._tokens = {id_: token for token, id_ in backend.get_vocab(with_added_tokens=True).items()}
         specials = {token.content: id_ for id_, token in self._added.items() if token.special}
         self.bos_id, self.eos_id, self.pad_id, self.mask_id, self.unknown_id = (
-            next((specials[name] for name in names if name in specials), None)
-            for names in (_BEGIN_NAMES, _END_NAMES, _PAD_NAMES, _MASK_NAMES, _UNKNOWN_NAMES)
+            next((specials[name] for name in names if name in specials), None) for names in USUAL_NAMES
         )
         self.special_ids: dict[str, int] = specials
         """The spelling of every special token, and its id."""
@@ -121,8 +106,7 @@ class Tokenizer:
     @property
     def sentinel_ids(self) -> tuple[int, ...]:
         """The ids of the sentinels of span corruption, in order (``<|span_0|>`` or ``<extra_id_0>``, …)."""
-        found = ((_SENTINEL.fullmatch(name), id_) for name, id_ in self.special_ids.items())
-        return tuple(id_ for _, id_ in sorted((int(match[1] or match[2]), id_) for match, id_ in found if match))
+        return in_order(self.special_ids)
 
     @cached_property
     def begins_word(self) -> tuple[bool, ...]:
@@ -173,6 +157,13 @@ class Tokenizer:
             for ids in result:
                 self._refuse_forged(ids)
         return result
+
+    def encode_with_places(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """:meth:`encode`, and for each id the characters ``start … stop-1`` of ``text`` that it stands for."""
+        encoded = self._backend.encode(_checked(text), add_special_tokens=False)
+        if not self._byte_level:
+            self._refuse_forged(encoded.ids)
+        return encoded.ids, encoded.offsets
 
     def _slices(self, text: str, size: int = _SLICE) -> Iterator[str]:
         """``text`` in slices of about ``size`` whose ids join up to those of the whole."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
@@ -50,7 +50,7 @@ def _refuse_small(vocab_size: int, pieces: int, what: str, specials: int) -> Non
 
 
 def _byte_level(kind: Kind, texts: Iterable[str], vocab_size: int, specials: list[str]) -> Backend:
-    settings = {
+    settings: dict[str, Any] = {
         "vocab_size": vocab_size,
         "initial_alphabet": pre_tokenizers.ByteLevel.alphabet(),
         "special_tokens": specials,

@@ -8,10 +8,11 @@
 
 from pellucid.data.chat import encode_prompt
 from pellucid.generation.beam import Hypothesis, beam_search
+from pellucid.generation.completion import Completion, ScoredCompletion
 from pellucid.generation.decode import StepResult, decode, generate_ids
-from pellucid.generation.n_best import ScoredCompletion, generate_n_best
+from pellucid.generation.n_best import generate_n_best
 from pellucid.generation.params import BeamParams, GenerationParams
-from pellucid.generation.text import Completion, TextStream, generate, stream
+from pellucid.generation.text import TextStream, generate, stream
 
 __all__ = [
     "BeamParams",

@@ -47,8 +47,8 @@ def beam_search(
     A prompt's result does not depend on its batch mates: one that is done leaves the batch, and the others keep
     their own caches and sources.
     """
-    size = vocabulary(model, vocab_size)
     check_model(model)
+    size = vocabulary(model, vocab_size)
     for index, prompt in enumerate(prompts):
         check_prompt(model, index, prompt, size, params.stop_ids, params.max_new_tokens)
     check_sources(model, len(prompts), sources, size)
@@ -145,7 +145,7 @@ def _without(values_KV: Tensor, tokens: list[int]) -> Tensor:
 
 
 def _best(values_KV: Tensor, count: int) -> list[tuple[int, int]]:
-    """(row, token) of the ``count`` largest values above minus infinity: lower row first of equals, then lower token."""
+    """(row, token) of the ``count`` largest values above minus infinity; of equals the lower row, then token, first."""
     flat = values_KV.flatten()
     least = flat.topk(min(count, len(flat))).values[-1]
     candidates = ((flat >= least) & (flat > -torch.inf)).nonzero()[:, 0]

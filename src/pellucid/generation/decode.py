@@ -93,6 +93,7 @@ def decode(
     again: slower, the same numbers.
     """
     rows = _rows(prompts, params)
+    check_model(model)
     size = vocabulary(model, vocab_size)
     _check(model, rows, sources, size, ends_row is not None)
     return _steps(model, rows, sources, size, use_cache, ends_row)
@@ -171,7 +172,6 @@ def _generator(seed: int | None) -> torch.Generator:
 
 
 def _check(model: nn.Module, rows: list[_Row], sources: Sequence[Ids] | None, size: int, asks: bool) -> None:
-    check_model(model)
     for index, row in enumerate(rows):
         check_prompt(model, index, row.tokens, size, row.params.stop_ids, row.params.max_new_tokens)
         if row.params.stop and not asks:

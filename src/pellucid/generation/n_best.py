@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from pellucid.errors import InputError
 from pellucid.generation.beam import Hypothesis, beam_search
+from pellucid.generation.completion import ScoredCompletion
 from pellucid.generation.params import BeamParams
 from pellucid.generation.prompts import Prompt, Speaker, Tokenizer, asked, with_end
-from pellucid.generation.text import Completion
-
-
-@dataclass(frozen=True)
-class ScoredCompletion(Completion):
-    """A completion that a beam search found; ``score`` is what it was compared by."""
-
-    score: float
 
 
 def generate_n_best(

@@ -70,7 +70,9 @@ def asked(checkpoint: Speaker, texts: Sequence[Prompt], start_id: int | None) ->
     size = min(tokenizer.vocab_size, int(model.config.vocab_size))  # type: ignore[union-attr, arg-type]
     if not reads_sources(model):
         if start_id is not None:
-            raise InputError(f"start_id is {start_id}, but a {type(model).__name__} begins with its prompt; leave it out")
+            raise InputError(
+                f"start_id is {start_id}, but a {type(model).__name__} begins with its prompt; leave it out"
+            )
         return Asked(tokenizer, [_ids(tokenizer, text) for text in texts], None, size)
     start = tokenizer.bos_id if start_id is None else start_id
     if start is None:

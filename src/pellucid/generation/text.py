@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from pellucid.errors import InputError
+from pellucid.generation.completion import Completion
 from pellucid.generation.decode import FinishReason, StepResult, decode
+from pellucid.generation.n_best import generate_n_best
 from pellucid.generation.params import BeamParams, GenerationParams
 from pellucid.generation.prompts import Prompt, Speaker, asked, with_end
 
 Params = GenerationParams | BeamParams | Sequence[GenerationParams]
-
-
-@dataclass(frozen=True)
-class Completion:
-    """``tokens`` are all that were drawn, a stop id included; ``text`` is what came before the stop."""
-
-    text: str
-    tokens: list[int]
-    logprobs: list[float]
-    finish_reason: FinishReason
-
-    def to_dict(self) -> dict[str, Any]:
-        return dict(vars(self))
 
 
 class Piece(NamedTuple):
@@ -133,8 +121,6 @@ def _best(
     use_cache: bool,
     fields: dict[str, Any],
 ) -> list[Completion]:
-    from pellucid.generation.n_best import generate_n_best
-
     if params is not None and not isinstance(params, BeamParams):
         raise InputError(f"{', '.join(fields)} came beside params; put all of it into params")
     wanted = fields.get("n_best", 1) if params is None else params.n_best

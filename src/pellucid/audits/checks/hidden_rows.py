@@ -12,7 +12,6 @@ from pellucid.audits.method.bench import Bench
 from pellucid.audits.method.gradients import (
     embedding_gradient,
     first_not_finite,
-    gradients,
     gradients_of,
     weights_of,
 )
@@ -32,7 +31,7 @@ def run(bench: Bench) -> Iterator[Finding]:
     for side in [side for side in bench.probe.sides if side != "both"]:
         request = Request.from_rows([short, [], long], side=side)
         try:
-            bench.native.logits(request)
+            bench.native.plain(request)
         except Exception as error:  # noqa: BLE001 (refusing such a row is right too)
             message = f"a row without tokens is refused: {type(error).__name__}"
             yield Finding(NAME, "not_applicable", message, f"{side} padding")
@@ -68,7 +67,7 @@ def _gradients(bench: Bench, case: str, request: Request) -> Finding:
     run = bench.native
     if not weights_of(run):
         return Finding(NAME, "not_applicable", "the target has no parameters that take gradients", case)
-    spoilt = first_not_finite(gradients(bench, run, request)[1]) or _spoilt_by_loss(bench, request)
+    spoilt = _spoilt_weights(bench, request)
     if spoilt is None and bench.can("embeddings"):
         spoilt = _spoilt_embeddings(bench, request)
     if spoilt is None:
@@ -78,16 +77,17 @@ def _gradients(bench: Bench, case: str, request: Request) -> Finding:
     return Finding(NAME, "leak", message, case, Where(_EMPTY), float("inf"), "gradients are finite or not")
 
 
-def _spoilt_by_loss(bench: Bench, request: Request) -> str | None:
+def _spoilt_weights(bench: Bench, request: Request) -> str | None:
+    """By the outputs and by the loss: one sum, for what is not finite in a part is not finite in the whole."""
     run = bench.native
-    if not bench.can("loss"):
-        return None
-    total, weights = run.differentiable_loss(request), weights_of(run)
-    if not bool(total.isfinite()):
-        return "the loss (itself not finite)"
-    if not total.requires_grad:
-        return None
-    return first_not_finite(gradients_of(total, weights))
+    logits = run.differentiable(request)
+    total = (logits * bench.directions(logits))[request.real.to(logits.device)].sum()
+    if bench.can("loss"):
+        loss = run.differentiable_loss(request)
+        if not bool(loss.isfinite()):
+            return "the loss (itself not finite)"
+        total = total + loss
+    return first_not_finite(gradients_of(total, weights_of(run))) if total.requires_grad else None
 
 
 def _spoilt_embeddings(bench: Bench, request: Request) -> str | None:
@@ -97,7 +97,7 @@ def _spoilt_embeddings(bench: Bench, request: Request) -> str | None:
 
 def _pads(bench: Bench, case: str, request: Request) -> Finding:
     """Nobody looks there, but NaN that stands there is one product away from everything."""
-    bad_BT: Tensor = ~bench.native.logits(request).isfinite().all(-1) & ~request.real
+    bad_BT: Tensor = ~bench.native.plain(request).isfinite().all(-1) & ~request.real
     if not bool(bad_BT.any()):
         return Finding(NAME, "pass", "outputs at slots that see nothing are finite", case)
     row, query = bad_BT.nonzero()[0].tolist()

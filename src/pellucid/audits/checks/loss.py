@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -44,7 +45,7 @@ def run(bench: Bench) -> Iterator[Finding]:
 def wanted(run: Run, request: Request, back: int | None = None) -> Tensor:
     """``[B, T]``: the loss of each token to be learnt, predicted from ``back`` slots before (None: as is right)."""
     back = run.probe.predicts_from if back is None else back
-    scores = run.logits(request).double().log_softmax(-1)
+    scores = run.plain(replace(request, targets=None)).double().log_softmax(-1)
     losses_BT = torch.zeros(request.shape, dtype=torch.float64)
     picked = -scores[:, : request.shape[1] - back].gather(-1, request.tokens[:, back:, None])[..., 0]
     losses_BT[:, back:] = picked
@@ -64,7 +65,7 @@ def _by_definition(bench: Bench, case: str, request: Request) -> Iterator[Findin
 
     def measure(run: Run) -> Reading:
         want = float(wanted(run, request).sum())
-        got = run.loss(request)[0]
+        got = total if run is bench.native else run.loss(request)[0]
         size = abs(got - want) if math.isfinite(got) else math.inf
         return Reading(run, torch.tensor([_beyond(bench, run, size, want)], dtype=torch.float64), 1 + abs(want))
 

@@ -32,14 +32,14 @@ _SIDES: dict[str, set[Side]] = {
 
 def run(bench: Bench) -> Iterator[Finding]:
     """Two equal rows; in the second some real tokens, which others see, are declared padding."""
+    row = bench.tokens(_SLOTS)
     for case, hidden in _HIDDEN.items():
         if not _SIDES[case] <= set(bench.probe.sides):
             continue
-        yield unless_refused(NAME, case, partial(_hiding, bench, case, hidden))
+        yield unless_refused(NAME, case, partial(_hiding, bench, case, row, hidden))
 
 
-def _hiding(bench: Bench, case: str, hidden: tuple[int, ...]) -> Finding:
-    row = bench.tokens(_SLOTS)
+def _hiding(bench: Bench, case: str, row: list[int], hidden: tuple[int, ...]) -> Finding:
     full = Request.from_rows([row, row])
     hidden_BT = torch.zeros_like(full.real)
     hidden_BT[1, list(hidden)] = True
@@ -64,7 +64,7 @@ def _hiding(bench: Bench, case: str, hidden: tuple[int, ...]) -> Finding:
 def _moves(bench: Bench, before: Request, after: Request, watched_BT: Tensor) -> bool:
     """Whether any watched output differs, by the most exact run."""
     run = bench.runs[-1]
-    first = run.logits(before)
+    first = run.plain(before)
     size = float(torch.where(watched_BT, moved(first, run.logits(after)), 0.0).max())
     return size > (1e-14 * scale_of(first) if run.dtype == torch.float64 else 0.0)
 

@@ -40,7 +40,7 @@ def run(bench: Bench) -> Iterator[Finding]:
 
 
 def _modes(bench: Bench, quiet: _Quiet, layout: str, request: Request) -> Iterator[Finding]:
-    yield _same(bench, f"no_grad, {layout}", request, Run.logits, "without gradients")
+    yield _same(bench, f"no_grad, {layout}", request, Run.logits, "without gradients", _graded)
     asks = {"inference mode": _inference, "train": _train}
     if bench.can("checkpointing"):
         asks["checkpointing"] = _checkpointing
@@ -57,11 +57,12 @@ def _layouts(bench: Bench) -> Iterator[tuple[str, Request]]:
 
 
 class _Quiet:
-    """Copies of every run in which nothing is dropped, made when first asked for."""
+    """Copies of every run in which nothing is dropped, made when first asked for, and their answers in eval mode."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
         self._made: dict[int, Run] = {}
+        self._graded: dict[tuple[int, int], Tensor] = {}
 
     def __call__(self, run: Run) -> Run:
         if id(run) not in self._made:
@@ -71,16 +72,22 @@ class _Quiet:
         return self._made[id(run)]
 
 
+    def graded(self, run: Run, request: Request) -> Tensor:
+        """What all others are compared with, asked once."""
+        key = (id(run), id(request))
+        if key not in self._graded:
+            self._graded[key] = _graded(self(run), request).clone()
+        return self._graded[key]
+
+
 def _graded(run: Run, request: Request) -> Tensor:
     """The answer in eval mode with gradients on: what all others are compared with."""
     return run.differentiable(request).detach().cpu()
 
 
-def _same(
-    bench: Bench, case: str, request: Request, ask: Ask, how: str, of: Callable[[Run], Run] = lambda run: run
-) -> Finding:
+def _same(bench: Bench, case: str, request: Request, ask: Ask, how: str, want: Ask) -> Finding:
     def measure(run: Run) -> Reading:
-        return _reading(run, _graded(of(run), request), ask(of(run), request), request)
+        return _reading(run, want(run, request), ask(run, request), request)
 
     return finding(bench, NAME, case, bench.read(measure), bits=False, good=_good(how), place=_place(how))
 
@@ -100,12 +107,13 @@ def _reading(run: Run, want_BTV: Tensor, got_BTV: Tensor, request: Request) -> R
 def _inference(bench: Bench, quiet: _Quiet, case: str, request: Request) -> Finding:
     """On a copy: a table that is built on the way must not stay an inference tensor in the target."""
 
+    copies = bench.probe.module is not None
+
     def ask(run: Run, asked: Request) -> Tensor:
         with torch.inference_mode():
-            return run.differentiable(asked).cpu().clone()
+            return (quiet(run) if copies else run).differentiable(asked).cpu().clone()
 
-    of = quiet if bench.probe.module is not None else (lambda run: run)
-    return _same(bench, case, request, ask, "in inference mode", of)
+    return _same(bench, case, request, ask, "in inference mode", quiet.graded if copies else _graded)
 
 
 def _train(bench: Bench, quiet: _Quiet, case: str, request: Request) -> Finding:
@@ -113,7 +121,7 @@ def _train(bench: Bench, quiet: _Quiet, case: str, request: Request) -> Finding:
     how = "in train mode with dropout 0"
 
     def read(frozen: bool = False) -> list[Reading]:
-        return [_reading(r, _graded(quiet(r), request), _trained(quiet(r), request, frozen), request) for r in runs]
+        return [_reading(r, quiet.graded(r, request), _trained(quiet(r), request, frozen), request) for r in runs]
 
     runs = bench.runs
     readings = read()
@@ -145,7 +153,7 @@ def _training(run: Run, seed: int = 0, frozen: bool = False) -> AbstractContextM
 
 
 def _trained(run: Run, request: Request, frozen: bool = False, seed: int = 0) -> Tensor:
-    with left_as_found(module_of(run)), _training(run, seed, frozen):
+    with left_as_found(module_of(run), weights=False), _training(run, seed, frozen):
         try:
             return _graded(run, request)
         except Exception as error:
@@ -156,7 +164,7 @@ def _trained(run: Run, request: Request, frozen: bool = False, seed: int = 0) ->
 def _learns(run: Run, request: Request) -> str | None:
     """The first buffer that a request in train mode changes."""
     module = module_of(run)
-    with left_as_found(module):
+    with left_as_found(module, weights=False):
         before = {name: buffer.clone() for name, buffer in module.named_buffers()}
         with _training(run):
             _graded(run, request)
@@ -169,10 +177,12 @@ def _checkpointing(bench: Bench, quiet: _Quiet, case: str, request: Request) -> 
 
     def measure(run: Run) -> Reading:
         twin = quiet(run)
-        with left_as_found(module_of(twin)), _training(twin):
-            want, expected = gradients(bench, twin, request)
-        with left_as_found(module_of(twin)), _training(twin), twin.probe.checkpointing():
-            got, found = gradients(bench, twin, request)
+        answers = []
+        for recomputed in (nullcontext, twin.probe.checkpointing):
+            with left_as_found(module_of(twin), weights=False), _training(twin), recomputed():
+                decides = run is bench.runs[-1]
+                answers.append(gradients(bench, twin, request) if decides else (_graded(twin, request), {}))
+        (want, expected), (got, found) = answers
         spoilt.append(first_difference(run, expected, found))
         return _reading(run, want, got, request)
 

@@ -117,15 +117,13 @@ def _gradients(bench: Bench, docs: list[list[int]], packed: Request) -> Finding:
     named = weights_of(run)
     if not named:
         return Finding(NAME, "not_applicable", "the target has no parameters that take gradients", "gradients")
-    total, grads = _objective(bench, run, packed, named)
-    apart = [_objective(bench, run, Request.from_rows([doc]), named) for doc in docs]
-    total_apart = sum(part for part, _ in apart)
+    total, grads = _objective(bench, run, [packed], named)
+    total_apart, want = _objective(bench, run, [Request.from_rows([doc]) for doc in docs], named)
     what = "loss" if bench.can("loss") else "weighted sum of the logits"
     size = abs(total - total_apart)
     if size > tolerance_of(run) * (1 + abs(total_apart)):
         message = f"the {what} of the pack is {total:.6g}, but its documents alone add up to {total_apart:.6g}"
         return Finding(NAME, "leak", message, "gradients", Where(0), size)
-    want = {name: sum((parts[name] for _, parts in apart), torch.zeros_like(named[name])) for name in named}
     wrong = first_difference(run, want, grads)
     if wrong is not None:
         message = f"the gradient of {wrong[0]} is not the sum over the documents"
@@ -134,12 +132,18 @@ def _gradients(bench: Bench, docs: list[list[int]], packed: Request) -> Finding:
     return Finding(NAME, "pass", good, "gradients", size=size)
 
 
-def _objective(bench: Bench, run: Run, request: Request, named: dict[str, Tensor]) -> tuple[float, Gradients]:
-    if bench.can("loss"):
-        total = run.differentiable_loss(request)
-    else:
+def _objective(
+    bench: Bench, run: Run, requests: list[Request], named: dict[str, Tensor]
+) -> tuple[float, Gradients]:
+    """The sum over some requests, and its gradients."""
+
+    def one(request: Request) -> Tensor:
+        if bench.can("loss"):
+            return run.differentiable_loss(request)
         logits = run.differentiable(request)
-        total = (logits * bench.directions(logits))[request.real.to(logits.device)].sum()
+        return (logits * bench.directions(logits))[request.real.to(logits.device)].sum()
+
+    total = torch.stack([one(request) for request in requests]).sum()
     if not total.requires_grad:
         return float(total), {name: torch.zeros_like(weight) for name, weight in named.items()}
     return float(total.detach()), gradients_of(total, named)

@@ -116,28 +116,27 @@ def _huge(bench: Bench, case: str, request: Request) -> Finding:
 def _not_finite(bench: Bench, case: str, request: Request) -> Finding:
     """NaN and infinity in pads: outputs may not move, gradients of the weights must stay finite."""
     run, real_BT = bench.native, request.real
-    before = run.logits(request)
+    before = run.plain(request)
     for value in (math.nan, math.inf):
-        poisoned = _filled(run, request, value, ~real_BT)
-        sizes_BT = torch.where(real_BT, moved(before, run.logits(poisoned)), 0.0)
+        logits = run.differentiable(_filled(run, request, value, ~real_BT))
+        sizes_BT = torch.where(real_BT, moved(before, logits.detach().cpu()), 0.0)
         if bool(sizes_BT.any()):
             row, query = sizes_BT.nonzero()[0].tolist()
             message = f"the token in slot {query} moves when pads hold {value}: 0 · {value} is not 0"
             return Finding(NAME, "fragile", message, case, Where(row, query), float(sizes_BT.max()))
-        spoilt = _spoilt_weights(run, poisoned)
+        spoilt = _spoilt_weights(run, logits, real_BT)
         if spoilt:
             message = f"with {value} in pads the gradient of {spoilt} is not finite, although no output moves"
             return Finding(NAME, "fragile", message, case)
     return Finding(NAME, "pass", "NaN and infinity in pads move nothing, and gradients stay finite", case, size=0.0)
 
 
-def _spoilt_weights(run: Run, request: Request) -> str | None:
+def _spoilt_weights(run: Run, logits: Tensor, real_BT: Tensor) -> str | None:
     """The first parameter whose gradient from the real tokens is not finite."""
     named = weights_of(run)
     if not named:
         return None
-    logits = run.differentiable(request)
-    return first_not_finite(gradients_of(logits[request.real.to(logits.device)].sum(), named))
+    return first_not_finite(gradients_of(logits[real_BT.to(logits.device)].sum(), named))
 
 
 def _gradient(bench: Bench, case: str, request: Request) -> Finding:

@@ -194,7 +194,7 @@ def _obeyed(bench: Bench, request: Request, apart: Request) -> Finding:
         others.append(shifted)
     for run in runs:
         for other in others:
-            sizes_BT = moved(run.logits(request), run.logits(other))
+            sizes_BT = moved(run.plain(request), run.plain(other))
             if float(sizes_BT.max()) > 0:
                 return Finding(NAME, "pass", "other positions give other answers", case, size=float(sizes_BT.max()))
     message = f"positions {apart.positions[0].tolist()} are answered as 0, 1, 2, … are: explicit positions are ignored"
@@ -204,13 +204,13 @@ def _obeyed(bench: Bench, request: Request, apart: Request) -> Finding:
 def _invariant(bench: Bench, request: Request, shifted: Request, apart: Request, shift: int) -> Finding:
     """One number added to all positions moves next to nothing of what moving tokens apart does."""
     case, run = f"shifted by {shift}", bench.runs[-1]
-    before = run.logits(request)
+    before = run.plain(request)
     try:
         sizes_BT = moved(before, run.logits(shifted))
     except Exception as error:  # noqa: BLE001 (a bound that it does not state: refusing is right)
         message = f"position {shift + _SLOTS - 1} is refused: {type(error).__name__}"
         return Finding(NAME, "not_applicable", message, case)
-    size, apart_size = float(sizes_BT.max()), float(moved(before, run.logits(apart)).max())
+    size, apart_size = float(sizes_BT.max()), float(moved(before, run.plain(apart)).max())
     coarse = bench.native.dtype in (torch.bfloat16, torch.float16)  # tables may be held in so few bits
     floor = (1e-9 if run.dtype == torch.float64 else run.rounding) * scale_of(before) + 20 * run.noise
     limit = floor + (0.1 if coarse else 1e-3) * apart_size
@@ -233,7 +233,7 @@ def _own_rows(bench: Bench, request: Request, apart: Request) -> Finding:
     )
 
     def measure(run: Run) -> Reading:
-        want = torch.cat([run.logits(three.row(row)) for row in range(3)])
+        want = torch.cat([run.plain(three.row(row)) for row in range(3)])
         return Reading(run, moved(want, run.logits(three)), scale_of(want))
 
     def place(run: Run, index: Index) -> tuple[Where, str]:

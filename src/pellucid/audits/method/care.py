@@ -15,8 +15,11 @@ from pellucid.audits.method.world import put_back, switches
 
 
 @contextmanager
-def left_as_found(module: nn.Module | None) -> Iterator[None]:
-    """Eval mode inside; outside, modes, flags, weights, buffers, gradients, hooks and random states are as before."""
+def left_as_found(module: nn.Module | None, *, weights: bool = True) -> Iterator[None]:
+    """Eval mode inside; outside, modes, flags, weights, buffers, gradients, hooks and random states are as before.
+
+    ``weights=False``: of a copy that nobody else holds, whose weights need not be kept beside it.
+    """
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
@@ -27,14 +30,14 @@ def left_as_found(module: nn.Module | None) -> Iterator[None]:
             numpy_random = sys.modules["numpy"].random
             stack.callback(numpy_random.set_state, numpy_random.get_state())
         if module is not None:
-            _restore_later(stack, module)
+            _restore_later(stack, module, weights)
             module.eval()
         yield
 
 
-def _restore_later(stack: ExitStack, module: nn.Module) -> None:
+def _restore_later(stack: ExitStack, module: nn.Module, weights: bool) -> None:
     """Everything of a module that answering may change, each put back by itself."""
-    for tensor in (*module.parameters(), *module.buffers()):
+    for tensor in (*(module.parameters() if weights else ()), *module.buffers()):
         stack.callback(_put_back_values, tensor, tensor.detach().clone())
     for weight in module.parameters():
         stack.callback(_put_back_gradient, weight, weight.requires_grad, weight.grad)

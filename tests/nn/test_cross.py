@@ -1,0 +1,367 @@
+"""Cross-attention: a memory is seen whole by its own document and by nothing else, cached or not."""
+
+import pytest
+import torch
+from torch import nn
+
+from helpers.layers import CHUNKS, assert_chunks_agree, in_chunks, laid_out, new_cache, packed, run
+from pellucid.errors import InputError, ShapeError, UnsupportedError
+from pellucid.nn import CrossAttention, GatedFFN, GroupedAttention, Memory, RMSNorm
+from pellucid.nn.block import (
+    DeepNormBlock,
+    ParallelBlock,
+    ParallelTwoNormBlock,
+    PostNormBlock,
+    PreNormBlock,
+    SandwichBlock,
+)
+from pellucid.visibility import Coordinates, causal, window
+
+D, M, N, K, H = 12, 10, 4, 2, 6
+BACKENDS = ["reference", "sdpa", "ragged"]
+
+OPTIONS = {
+    "plain": lambda: {},
+    "biases": lambda: {"biases": ("q", "k", "v", "o")},
+    "norms of heads": lambda: {"q_norm": RMSNorm(H), "k_norm": RMSNorm(H)},
+    "norms of projections": lambda: {"q_norm": RMSNorm(N * H), "k_norm": RMSNorm(K * H), "norm_over": "projection"},
+    "clip": lambda: {"clip": 0.3},
+    "softcap and scale": lambda: {"softcap": 0.5, "scale": 1.0},
+}
+
+
+def make(name="plain", **changes):
+    torch.manual_seed(1)
+    words = {"memory_size": M, "heads": N, "kv_heads": K, "head_size": H, **OPTIONS[name](), **changes}
+    part = CrossAttention(D, **words).double().eval()
+    with torch.no_grad():
+        for parameter in part.parameters():
+            if parameter.ndim == 1:
+                parameter.uniform_(0.5, 1.5)
+    return part
+
+
+def block(kind=PreNormBlock, name="plain", rule=None, **changes):
+    torch.manual_seed(2)
+    own = GroupedAttention(D, heads=2, kv_heads=1, head_size=4, rule=causal() if rule is None else rule)
+    names = ["attn_norm", "ffn_norm", "cross_norm"]
+    if kind is SandwichBlock:
+        names += ["attn_post_norm", "ffn_post_norm", "cross_post_norm"]
+    words = {"alpha": 1.5} if kind is DeepNormBlock else {}
+    ffn = GatedFFN(D, 8, activation="silu", bias=False, dropout=0.0)
+    norms = {name: RMSNorm(D) for name in names}
+    made = kind(attention=own, ffn=ffn, dropout=0.0, cross_attention=make(name, **changes), **norms, **words)
+    with torch.no_grad():
+        for part in made.modules():
+            if isinstance(part, RMSNorm):
+                part.weight.uniform_(0.5, 1.5)
+    return made.double().eval()
+
+
+def stream(rows=2, slots=2, size=D):
+    return torch.randn(rows, slots, size, dtype=torch.float64)
+
+
+def whole_memory(rows=2, slots=5):
+    return Memory(stream(rows, slots, M), Coordinates.range(slots, rows))
+
+
+def written_out(part, x, memory):
+    q, k, v = part.q_proj(x), part.k_proj(memory), part.v_proj(memory)
+    if part.clip:
+        q, k, v = (y.clamp(-part.clip, part.clip) for y in (q, k, v))
+
+    def normed(norm, y):
+        return norm(y) if part.norm_over == "projection" else norm(y.unflatten(-1, (-1, H))).flatten(-2)
+
+    q, k = normed(part.q_norm, q), normed(part.k_norm, k)
+    outs = []
+    for head, shared in enumerate([0, 0, 1, 1]):
+        own, theirs = slice(head * H, (head + 1) * H), slice(shared * H, (shared + 1) * H)
+        scores = q[..., own] @ k[..., theirs].mT * (H**-0.5 if part.scale is None else part.scale)
+        if part.softcap:
+            scores = part.softcap * (scores / part.softcap).tanh()
+        outs.append(scores.softmax(-1) @ v[..., theirs])
+    return part.o_proj(torch.cat(outs, -1))
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_it_is_its_formula(option):
+    part, x, memory = make(option), stream(), whole_memory()
+    got = part(x, Coordinates.range(2, 2), memory)
+    torch.testing.assert_close(got, written_out(part, x, memory.x), atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_first_query_sees_the_whole_memory(backend):
+    """B14: two queries, five keys: changing the last key changes what query 0 gets, whatever the backend."""
+    part, x, memory, places = make(backend=backend), stream(), whole_memory(), Coordinates.range(2, 2)
+    out = part(x, places, memory)
+    torch.testing.assert_close(out, make(backend="reference")(x, places, memory), atol=1e-10, rtol=0)
+    for slot in range(5):
+        moved = memory.x.clone()
+        moved[:, slot] += 1
+        assert ((part(x, places, Memory(moved, memory.places)) - out).abs().amax(-1) > 1e-6).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_documents_read_their_own_memory(backend):
+    """P-PACK: document d of the queries and document d of the memory, as if they were alone."""
+    part, x, states = make(backend=backend), stream(1, 6), stream(1, 8, M)
+    queries, places = packed(2, 3, 1), packed(4, 1, 3)
+    out = part(x, queries, Memory(states, places))
+    for own, theirs in (((0, 2), (0, 4)), ((2, 5), (4, 5)), ((5, 6), (5, 8))):
+        memory = Memory(states[:, slice(*theirs)], Coordinates.range(theirs[1] - theirs[0]))
+        alone = part(x[:, slice(*own)], Coordinates.range(own[1] - own[0]), memory)
+        torch.testing.assert_close(out[:, slice(*own)], alone, atol=1e-10, rtol=0)
+    for other in (1e4, float("nan")):
+        moved = states.clone()
+        moved[0, :4] = other
+        again = part(x, queries, Memory(moved, places))
+        assert torch.equal(again[0, 2:], out[0, 2:])
+        assert not torch.equal(again[0, :2], out[0, :2])
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e4])
+def test_padding_of_the_memory_never_matters(option, bad):
+    """P-PAD, B25: sources of 5 and 3 tokens; outputs as if alone, and gradients of everything."""
+    part, x = make(option), stream()
+    places, queries = laid_out((5, 3), (0, 2), 6), Coordinates.range(2, 2)
+    states = stream(2, 6, M)
+
+    def outcome(value):
+        padded = torch.where(places.real[..., None], states, torch.full((), value).double()).requires_grad_()
+        out = part(x, queries, Memory(padded, places))
+        return [out, *torch.autograd.grad(out.square().sum(), [padded, *part.parameters()])]
+
+    expected = outcome(0.0)
+    assert (expected[1][~places.real] == 0).all()
+    for got, want in zip(outcome(bad), expected, strict=True):
+        assert torch.equal(got, want)
+    alone = part(x[1:], Coordinates.range(2), Memory(states[1:, 2:5], Coordinates.range(3)))
+    torch.testing.assert_close(expected[0][1:], alone, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("option", ["plain", "softcap and scale", "norms of heads"])
+def test_an_empty_memory_gives_zero(option):
+    """B23: a row without a source, and a query of a document that has none; gradients stay finite."""
+    part, x = make(option), stream(2, 3)
+    queries = Coordinates(torch.tensor([[0, 1, 2], [0, 1, 0]]), torch.tensor([[1, 1, 1], [1, 1, 2]]))
+    states = stream(2, 4, M).requires_grad_()
+    out = part(x, queries, Memory(states, laid_out((0, 3), (0, 1), 4)))
+    assert (out[0] == 0).all()
+    assert (out[1, 2] == 0).all()
+    assert (out[1, :2] != 0).any()
+    out.square().sum().backward()
+    for parameter in part.parameters():
+        assert torch.isfinite(parameter.grad).all()
+    assert (states.grad[0] == 0).all()
+
+
+# Through a cache
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("chunks", CHUNKS, ids=str)
+@pytest.mark.parametrize("left", [0, 2])
+def test_chunks_through_a_cache_equal_one_pass(option, chunks, left):
+    """P-CACHE: targets of 9 and 9 - left tokens, sources of 7 and 4, whose states are told once."""
+    memory = Memory(stream(2, 7, M), laid_out((7, 4), (0, 1), 7))
+    blocks = [block(name=option), block(PostNormBlock, option)]
+    assert_chunks_agree(blocks, stream(2, 9), laid_out((9, 9 - left), (0, left), 9), chunks, memory)
+
+
+def test_a_window_of_the_decoder_does_not_reach_the_memory():
+    """B59: source 10, window 3: changing source 0 changes the output at step 5."""
+    blocks = [block(rule=causal() & window(3))]
+    x, memory = stream(1, 6), whole_memory(1, 10)
+    moved = memory.x.clone()
+    moved[0, 0] += 1
+    outs = [
+        in_chunks(blocks, x, Coordinates.range(6), [1] * 6, memory=Memory(states, memory.places))
+        for states in (memory.x, moved)
+    ]
+    assert (outs[0][0, 5] - outs[1][0, 5]).abs().max() > 1e-6
+
+
+def alone(blocks, x, states, taken):
+    """The last output of ``x[:, taken]`` with a memory, in one pass."""
+    memory = Memory(states, Coordinates.range(states.shape[1]))
+    return run(blocks, x[:, taken], Coordinates.range(len(taken)), memory=memory)[0, -1]
+
+
+def test_reorder_takes_memories_along():
+    """B55, B56: two sentences of two beams; both go on from beam 1, sentence 0 finishes, sentence 1 goes on with its
+    own memory, in as many beams as there are then."""
+    blocks = [block(), block()]
+    x, sources = stream(1, 12), [stream(1, 5, M), stream(1, 3, M)]
+    states = torch.zeros(4, 5, M, dtype=torch.float64)
+    states[:2], states[2:, :3] = sources[0], sources[1]
+    cache, memory = new_cache(blocks, 4, 9), Memory(states, laid_out((5, 5, 3, 3), (0, 0, 0, 0), 5))
+    begun = [[0, 1], [2, 3], [4, 5], [6, 7]]
+    run(blocks, torch.cat([x[:, b] for b in begun]), Coordinates.range(2, 4), cache, memory)
+
+    def step(tokens):
+        return run(blocks, torch.cat([x[:, [t]] for t in tokens]), Coordinates.range(1, len(tokens)), cache)[:, 0]
+
+    cache.reorder(torch.tensor([1, 1, 3, 3]))
+    rows = [[2, 3], [2, 3], [6, 7], [6, 7]]
+    got = step([8, 9, 8, 9])
+    for r, token in enumerate([8, 9, 8, 9]):
+        expected = alone(blocks, x, sources[r // 2], [*rows[r], token])
+        torch.testing.assert_close(got[r], expected, atol=1e-10, rtol=0)
+    cache.reorder(torch.tensor([3, 2, 3]))
+    assert (cache.rows, cache.memory.shape, cache.memory.layout.tokens) == (3, (3, 5), 9)
+    got = step([10, 10, 11])
+    for r, taken in enumerate([[6, 7, 9, 10], [6, 7, 8, 10], [6, 7, 9, 11]]):
+        torch.testing.assert_close(got[r], alone(blocks, x, sources[1], taken), atol=1e-10, rtol=0)
+
+
+def test_crop_and_snapshot_keep_the_memory():
+    blocks, x, memory = [block()], stream(1, 5), whole_memory(1)
+    cache = new_cache(blocks, 1, 9)
+    run(blocks, x[:, :3], Coordinates.range(3), cache, memory)
+    copy = cache.snapshot()
+    for kept in cache.layers[0].cross:
+        kept.fill_(7.0)
+    run(blocks, x[:, 3:4], Coordinates.range(1), copy)
+    for keep, taken in ((-2, [0, 1, 4]), (0, [4])):
+        copy.crop(keep)
+        again = run(blocks, x[:, 4:], Coordinates.range(1), copy)[0, -1]
+        torch.testing.assert_close(again, alone(blocks, x, memory.x, taken), atol=1e-10, rtol=0)
+
+
+def test_a_cache_tells_what_its_memory_is():
+    blocks, x, memory = [block(), block()], stream(), whole_memory()
+    cache = new_cache(blocks, 2, 9)
+    with pytest.raises(InputError, match="no cache holds their keys and values; give Memory"):
+        make()(x, Coordinates.range(2, 2), Memory(None, memory.places), cache.layers[0])
+    with pytest.raises(ShapeError, match="memory has 3 rows but the cache has 2"):
+        cache.remember(Coordinates.range(5, 3))
+    run(blocks, x, Coordinates.range(2, 2), cache, memory)
+    with pytest.raises(UnsupportedError, match="holds 2 slots, whose tokens have read another memory"):
+        cache.remember(memory.places)
+
+
+def test_a_pass_that_failed_leaves_nothing_of_its_memory():
+    """The first layer had projected another source when the second failed."""
+    blocks, x, memory = [block(), block()], stream(), whole_memory()
+    cache = new_cache(blocks, 2, 9)
+    hook = blocks[1].register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(RuntimeError("midway")))
+    with pytest.raises(RuntimeError, match="midway"):
+        run(blocks, x, Coordinates.range(2, 2), cache, whole_memory(2, 4))
+    hook.remove()
+    got = run(blocks, x, Coordinates.range(2, 2), cache, memory)
+    torch.testing.assert_close(got, run(blocks, x, Coordinates.range(2, 2), memory=memory))
+
+
+def test_gradients_reach_the_memory_at_the_first_pass_and_stop_there():
+    blocks, memory = [block()], whole_memory()
+    memory.x.requires_grad_()
+    cache = new_cache(blocks, 2, 9)
+    run(blocks, stream(), Coordinates.range(2, 2), cache, memory).sum().backward()
+    assert memory.x.grad.abs().sum() > 0
+    memory.x.grad = None
+    run(blocks, stream(), Coordinates.range(2, 2), cache).sum().backward()
+    assert memory.x.grad is None
+
+
+def test_states_of_a_wider_stream():
+    """An encoder with a float32 stream hands its states to weights in bfloat16."""
+    part = make().bfloat16()
+    memory = Memory(stream(2, 5, M).float(), Coordinates.range(5, 2))
+    assert part(stream().bfloat16(), Coordinates.range(2, 2), memory).dtype == torch.bfloat16
+
+
+def test_weights_are_those_of_the_forward_pass():
+    for option in OPTIONS:
+        part, x = make(option), stream()
+        memory = Memory(stream(2, 5, M), laid_out((5, 3), (0, 1), 5))
+        weights = part.weights(x, Coordinates.range(2, 2), memory)
+        assert weights.shape == (2, N, 2, 5)
+        assert (weights[1, :, :, [0, 4]] == 0).all()
+        torch.testing.assert_close(weights.sum(-1), torch.ones(2, N, 2).double())
+        v = part._projected(part.v_proj, memory.x).repeat_interleave(N // K, 2)
+        out = part.o_proj(torch.einsum("bnts,bsnh->btnh", weights, v).flatten(-2))
+        torch.testing.assert_close(out, part(x, Coordinates.range(2, 2), memory), atol=1e-10, rtol=0)
+
+
+def test_names_sizes_and_dropout():
+    state = make("norms of heads").state_dict()
+    assert set(state) == {*(f"{p}_proj.weight" for p in "qkvo"), "q_norm.weight", "k_norm.weight"}
+    assert state["k_proj.weight"].shape == (K * H, M)
+    assert make(memory_size=None).k_proj.weight.shape == (K * H, D)
+    part, x, memory, places = make(dropout=0.9), stream(), whole_memory(), Coordinates.range(2, 2)
+    assert torch.equal(part(x, places, memory), make()(x, places, memory))
+    part.train()
+    assert not torch.equal(part(x, places, memory), part(x, places, memory))
+
+
+def test_what_does_not_fit_is_named():
+    with pytest.raises(ShapeError, match=r"states are \(2, 5\), but its places are \(2, 4\); give one place a slot"):
+        Memory(stream(2, 5, M), Coordinates.range(4, 2))
+    with pytest.raises(InputError, match="norm_over is 'all'"):
+        make(norm_over="all")
+
+
+# In blocks
+
+CROSSED = [PreNormBlock, PostNormBlock, DeepNormBlock, SandwichBlock]
+
+
+def block_written_out(b, x, places, memory):
+    attend = lambda h: b.attention(h, places, places)  # noqa: E731
+    read = lambda h: b.cross_attention(h, places, memory)  # noqa: E731
+    match b:
+        case PreNormBlock():
+            x = x + attend(b.attn_norm(x))
+            x = x + read(b.cross_norm(x))
+            return x + b.ffn(b.ffn_norm(x))
+        case PostNormBlock():
+            x = b.attn_norm(x + attend(x))
+            x = b.cross_norm(x + read(x))
+            return b.ffn_norm(x + b.ffn(x))
+        case DeepNormBlock():
+            x = b.attn_norm(1.5 * x + attend(x))
+            x = b.cross_norm(1.5 * x + read(x))
+            return b.ffn_norm(1.5 * x + b.ffn(x))
+        case SandwichBlock():
+            x = x + b.attn_post_norm(attend(b.attn_norm(x)))
+            x = x + b.cross_post_norm(read(b.cross_norm(x)))
+            return x + b.ffn_post_norm(b.ffn(b.ffn_norm(x)))
+
+
+@pytest.mark.parametrize("kind", CROSSED)
+def test_blocks_read_between_their_halves(kind):
+    made, x, memory, places = block(kind), stream(), whole_memory(), Coordinates.range(2, 2)
+    expected = block_written_out(made, x, places, memory)
+    torch.testing.assert_close(made(x, places, places, memory=memory), expected, atol=1e-12, rtol=0)
+    names = [name.split(".")[0] for name in made.state_dict()]
+    assert names.index("attention") < names.index("cross_norm") < names.index("cross_attention") < names.index("ffn")
+
+
+@pytest.mark.parametrize("kind", CROSSED)
+def test_a_memory_and_a_block_must_fit(kind):
+    made, x, places = block(kind), stream(), Coordinates.range(2, 2)
+    with pytest.raises(InputError, match="got no memory; give memory=Memory"):
+        made(x, places, places)
+    words = {name: getattr(made, name) for name in ("attention", "ffn", "attn_norm", "ffn_norm")}
+    words |= {"alpha": 1.5} if kind is DeepNormBlock else {}
+    if kind is SandwichBlock:
+        words |= {"attn_post_norm": nn.Identity(), "ffn_post_norm": nn.Identity()}
+    with pytest.raises(InputError, match="got a memory, but has no cross-attention"):
+        kind(dropout=0.0, **words)(x, places, places, memory=whole_memory())
+    with pytest.raises(InputError, match=r"got cross_attention, but no .*cross_norm; give all of them, or none"):
+        kind(dropout=0.0, cross_attention=make(), **words)
+
+
+@pytest.mark.parametrize("kind", [ParallelBlock, ParallelTwoNormBlock])
+def test_parallel_blocks_have_no_place_for_a_memory(kind):
+    made, places = block(), Coordinates.range(2, 2)
+    norms = {"norm": RMSNorm(D)} if kind is ParallelBlock else {"attn_norm": RMSNorm(D), "ffn_norm": RMSNorm(D)}
+    words = {"attention": made.attention, "ffn": made.ffn, "dropout": 0.0, **norms}
+    with pytest.raises(UnsupportedError, match=f"{kind.__name__} got cross-attention, but its halves run side by side"):
+        kind(cross_attention=make(), cross_norm=RMSNorm(D), **words)
+    with pytest.raises(InputError, match="got a memory, but has no cross-attention"):
+        kind(**words).double()(stream(), places, places, memory=whole_memory())
