@@ -56,3 +56,8 @@ class TrainingError(PellucidError, RuntimeError):
 
 class StorageError(PellucidError, RuntimeError):
     """The disk is full, read-only or gone; what was complete before is still there."""
+
+
+def one_line(error: BaseException, most: int = 300) -> str:
+    """What an exception says, on one line of at most ``most`` characters: its kind where it says nothing."""
+    return " ".join(str(error).split())[:most] or type(error).__name__

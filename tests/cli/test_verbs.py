@@ -13,7 +13,7 @@ from pellucid import generation
 from pellucid.checkpoints import Checkpoint, load, save
 from pellucid.cli import common
 from pellucid.cli.main import main
-from pellucid.generation import GenerationParams, generate
+from pellucid.generation import BeamParams, GenerationParams, generate, generate_n_best
 from pellucid.models.decoder import Decoder
 
 Captured = pytest.CaptureFixture[str]
@@ -39,12 +39,45 @@ def test_generate_prints_the_prompt_and_what_follows(checkpoint: Path, capsys: C
 
 def test_generate_as_json_takes_every_option(checkpoint: Path, capsys: Captured) -> None:
     options = {"max_new_tokens": 9, "temperature": 1.5, "top_k": 50, "top_p": 0.9, "min_p": 0.01, "seed": 3}
+    options["repetition_penalty"] = 1.3
     flags = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", str(value))]
     assert main(["generate", str(checkpoint), "def", "x", *flags, "--stop", "zz", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     expected = generate(load(checkpoint), ["def", "x"], stop=("zz",), **options)
     assert [{"prompt": p, **c.to_dict()} for p, c in zip(["def", "x"], expected, strict=True)] == found
     assert set(found[0]) == {"prompt", "text", "tokens", "logprobs", "finish_reason"}
+
+
+def test_generate_with_beams(checkpoint: Path, capsys: Captured) -> None:
+    here = str(checkpoint)
+    flags = ["--max-new-tokens", "5", "--beams", "3", "--length-penalty", "0.7"]
+    options = {"max_new_tokens": 5, "beams": 3, "length_penalty": 0.7}
+    found = generate_n_best(load(checkpoint), ["def", "x"], BeamParams(n_best=2, **options))
+    assert main(["generate", here, "def", "x", *flags, "--n-best", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == [
+        {"prompt": prompt, "rank": rank, **row[rank - 1].to_dict()}
+        for prompt, row in zip(["def", "x"], found, strict=True)
+        for rank in (1, 2)
+    ]
+    assert main(["generate", here, "def", "x", *flags, "--n-best", "2"]) == 0
+    expected = [
+        "".join(f"{c.score:9.4f}  {p}{c.text}\n" for c in row) for p, row in zip(["def", "x"], found, strict=True)
+    ]
+    assert capsys.readouterr().out == f"{expected[0]}\n{expected[1]}\n"
+    assert main(["generate", here, "def", *flags]) == 0
+    assert capsys.readouterr().out == f"def{found[0][0].text}\n"
+
+
+def test_generate_refuses_options_that_nothing_would_hear(checkpoint: Path, capsys: Captured) -> None:
+    here = str(checkpoint)
+    said = refused(capsys, "generate", here, "x", "--beams", "2", "--top-p", "1.0")
+    assert "--top-p is for drawing tokens, and --beams 2 searches" in said
+    assert "--stop is for drawing" in refused(capsys, "generate", here, "x", "--beams", "2", "--stop", "a")
+    assert "--n-best is for a beam search; give --beams too" in refused(capsys, "generate", here, "x", "--n-best", "1")
+    assert "n_best is 3, but beams is 2" in refused(capsys, "generate", here, "x", "--beams", "2", "--n-best", "3")
+    assert "start_id is 0, but a Decoder begins with its prompt" in refused(
+        capsys, "generate", here, "x", "--start-id", "0"
+    )
 
 
 def test_generate_reads_a_prompt_from_standard_input(

@@ -1,6 +1,9 @@
-import pytest
+from dataclasses import fields, replace
 
-from pellucid.data import Batch
+import pytest
+import torch
+
+from pellucid.data import IGNORED, Batch
 from pellucid.errors import DataError, ShapeError
 
 
@@ -22,3 +25,71 @@ def test_sides_lengths_and_empty_documents():
         Batch.from_rows([])
     with pytest.raises(ShapeError, match="choose right, left or both"):
         Batch.from_rows([[1]], side="middle")
+
+
+# ---- pairs, and one entry a document
+
+
+def test_pairs_share_rows_and_segments():
+    batch = Batch.from_pairs([[5, 8, 9], [6]], [[7, 2], [3, 4, 2]], side="left", length=4)
+    assert batch.source.tokens.tolist() == [[5, 8, 9], [0, 0, 6]]
+    assert batch.tokens.tolist() == [[0, 0, 7, 2], [0, 3, 4, 2]]
+    assert batch.source.segments.tolist() == [[1, 1, 1], [0, 0, 1]]
+    packed = Batch.from_pairs([[5, 8, 9], [6]], [[7, 2], [3, 4, 2]], packed=True, source_length=6)
+    assert packed.source.segments.tolist() == [[1, 1, 1, 2, 0, 0]]
+    assert packed.segments.tolist() == [[1, 1, 2, 2, 2]]
+    assert packed.source.positions.tolist() == [[0, 1, 2, 0, 0, 0]]
+
+
+def test_an_empty_half_keeps_its_pair_apart():
+    """B49's kind: without its number, the second target would read the first pair's source."""
+    batch = Batch.from_pairs([[5], [], [6]], [[7], [8], []], packed=True)
+    assert batch.source.segments.tolist() == [[1, 3]]
+    assert batch.segments.tolist() == [[1, 2]]
+    same = Batch.from_pairs([[5], [], []], [[7], [], [8]], packed=True)
+    assert same.segments.tolist() == [[1, 2]]
+
+
+def test_pairs_that_do_not_fit_are_refused():
+    with pytest.raises(DataError, match="2 sources were given for 1 targets"):
+        Batch.from_pairs([[1], [2]], [[3]])
+    with pytest.raises(ShapeError, match="the sources: a row holds 3 tokens, but length is 2"):
+        Batch.from_pairs([[1, 2, 3]], [[3]], source_length=2)
+    two, one = Batch.from_rows([[1], [2]]), Batch.from_rows([[1]])
+    with pytest.raises(ShapeError, match="source has 2 rows, but tokens has 1"):
+        replace(one, source=two)
+
+
+def test_one_target_a_document():
+    batch = Batch.from_documents([[[1, 2], [3]], [], [[4]]])
+    assert batch.documents == 3
+    assert batch.document_lengths == [{1: 2, 2: 1}, {}, {1: 1}]
+    assert replace(batch, targets=torch.tensor([0, IGNORED, 2])).counted_documents.tolist() == [0, 2]
+    spans = torch.tensor([[0, 1], [IGNORED, IGNORED], [0, 0]])
+    assert replace(batch, targets=spans).counted_documents.tolist() == [0, 2]
+    assert replace(batch, targets=torch.zeros(3, 2)).counted_documents.tolist() == [0, 1, 2]
+    with pytest.raises(ShapeError, match=r"targets has shape \(2,\), but there are 3 documents"):
+        replace(batch, targets=torch.tensor([0, 1]))
+
+
+def test_types_have_one_entry_a_slot(our_checks_only):
+    with pytest.raises(ShapeError, match=r"types has shape \(1, 3\), but tokens has \(1, 2\)"):
+        replace(Batch.from_rows([[1, 2]]), types=torch.zeros(1, 3, dtype=torch.int64))
+
+
+def test_every_field_goes_along():
+    """A field that ``to`` or ``with_labels`` forgot would be learnt from in silence."""
+    batch = Batch.from_pairs([[5, 8], [6]], [[7, 2], [3]])
+    ones = torch.ones_like(batch.tokens)
+    batch = replace(batch, groups=ones, types=ones, labels=ones, targets=torch.tensor([1, IGNORED]))
+    there = batch.to("meta")
+    for field in fields(batch):
+        value = getattr(there, field.name)
+        assert value is not None
+        assert not isinstance(value, torch.Tensor) or value.device.type == "meta"
+    assert there.source.tokens.device.type == "meta"
+    assert (there.documents, there.counted.shape, there.counted_documents.shape) == (2, (4,), (1,))
+    relabelled = batch.with_labels(ones * 3)
+    assert relabelled.source is batch.source
+    assert relabelled.targets is batch.targets
+    assert relabelled.types is ones

@@ -72,5 +72,3 @@ def assert_chunks_agree(blocks, x, whole, chunks, memory=None, bias=None):
     expected = run(blocks, x, whole, memory=memory, bias=bias)[whole.real]
     got = in_chunks(blocks, x, whole, chunks, memory=memory, bias=bias)[whole.real]
     torch.testing.assert_close(got, expected, atol=1e-10, rtol=0)
-
-

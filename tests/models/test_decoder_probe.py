@@ -71,13 +71,13 @@ def test_a_decoder_that_is_not_what_it_declares_is_caught(check, declared, built
 
 def test_a_cache_that_counts_all_rows_alike_is_caught(monkeypatch):
     """B16: one counter for all rows of a padded batch. The probe must not tell the cache where rows ended."""
-    right = cache_module._ends
+    right = cache_module.ends
 
     def shared(runs, rows):
         ends = right(runs, rows)
         return [(1, max(end for _, end in ends))] * rows
 
-    monkeypatch.setattr(cache_module, "_ends", shared)
+    monkeypatch.setattr(cache_module, "ends", shared)
     found = audit(probe=DecoderProbe(tiny_model("learned-dense-ln")), checks=["cache"])
     wrong = [finding.case for finding in found.findings if finding.failed]
     assert "left padded, 4 + 5" in wrong

@@ -373,7 +373,7 @@ def test_sizes_that_do_not_fit_are_named():
     places = Coordinates.range(3)
     with pytest.raises(ShapeError, match="4 query heads cannot share 3"):
         GroupedAttention(D, heads=4, kv_heads=3, head_size=H, rule=causal())(torch.zeros(1, 3, D), places, places)
-    with pytest.raises(ShapeError, match="softcap is -1.0"):
+    with pytest.raises(ShapeError, match=r"softcap is -1\.0"):
         make(softcap=-1.0)(stream(1, 3), places, places)
 
 

@@ -74,7 +74,8 @@ def test_snapshot_shares_nothing(model):
     cache = filled(model, [[1, 2, 3]])
     copy = cache.snapshot()
     following(model, cache, 9)
-    cache.layers[0].k.fill_(7.0)
+    for tensor in cache.layers[0].tensors:
+        tensor.fill_(7.0)
     assert copy.length == 3
     assert_agree(following(model, copy, 5)[0], fresh(model, [1, 2, 3, 5]))
 

@@ -100,6 +100,82 @@ def test_no_large_logits_are_held():
     assert max(sizes) <= 128 * 4096
 
 
+@pytest.mark.parametrize("learning", [(h, w, b) for h in (0, 1) for w in (0, 1) for b in (0, 1, None)], ids=str)
+def test_whoever_learns_learns_alone(learning):
+    """Hidden states, weight and bias, each learnt, kept, or (the bias) not there: the same value, its own gradient."""
+    hidden, weight, bias, labels = inputs()
+    everyone = [hidden, weight, bias if learning[2] is not None else None]
+    expected = linear_cross_entropy(everyone[0], everyone[1], labels, bias_V=everyone[2])
+    expected.total.backward()
+    few = [
+        x if x is None else x.detach().clone().requires_grad_(bool(r)) for x, r in zip(everyone, learning, strict=True)
+    ]
+    got = linear_cross_entropy(few[0], few[1], labels, bias_V=few[2])
+    assert torch.equal(got.total, expected.total)
+    assert got.total.requires_grad == any(learning)
+    if any(learning):
+        got.total.backward()
+    for x, whole in zip(few, everyone, strict=True):
+        assert x is None or (x.grad is None if not x.requires_grad else torch.equal(x.grad, whole.grad))
+
+
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_nothing_is_derived_for_nobody(with_bias):
+    """Under ``no_grad`` leaves that would learn get the value alone: no gradient of the logits is even begun."""
+    hidden, weight, bias, labels = inputs()
+    words = {"bias_V": bias} if with_bias else {}
+    called = []
+
+    class Calls(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            called.append(getattr(function, "__name__", ""))
+            return function(*args, **(kwargs or {}))
+
+    with Calls():
+        expected = linear_cross_entropy(hidden, weight, labels, **words)
+        assert "scatter_add_" in called
+        called.clear()
+        with torch.no_grad():
+            got = linear_cross_entropy(hidden, weight, labels, **words)
+        assert "scatter_add_" not in called
+    assert torch.equal(got.total, expected.total)
+    assert not got.total.requires_grad
+
+
+def test_float64_stays_float64_under_autocast():
+    hidden, weight, bias, labels = inputs()
+    exact = linear_cross_entropy(hidden, weight, labels, bias_V=bias).total
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(linear_cross_entropy(hidden, weight, labels, bias_V=bias).total, exact)
+
+
+def test_told_positions_are_believed_and_no_number_is_asked_of_the_device(monkeypatch):
+    hidden, weight, _, labels = inputs()
+    told = (labels.flatten() != IGNORED).nonzero()[:, 0]
+    some = linear_cross_entropy(hidden, weight, labels, counted=told[:4])
+    assert some.count.item() == 4
+    alone = torch.full_like(labels, IGNORED)
+    alone.flatten()[told[:4]] = labels.flatten()[told[:4]]
+    torch.testing.assert_close(some.total, linear_cross_entropy(hidden, weight, alone).total)
+    # labels without numbers, in front of a kernel that is not for them
+    monkeypatch.setattr("pellucid.nn.losses._LinearCrossEntropy.apply", lambda hidden_CD, *_: hidden_CD.sum())
+    loss = linear_cross_entropy(*(x.detach().to("meta") for x in (hidden, weight, labels)), counted=told.to("meta"))
+    assert loss.total.device.type == "meta"
+
+
+def test_sixteen_bits_learn_in_their_own_type():
+    """The sum is float32, each gradient has the type of its leaf."""
+    hidden, weight, bias, labels = inputs(dtype=torch.float32)
+    low = [x.detach().bfloat16().requires_grad_() for x in (hidden, weight, bias)]
+    loss = linear_cross_entropy(low[0], low[1], labels, bias_V=low[2])
+    (loss.total / 3).backward()
+    assert loss.total.dtype == torch.float32
+    (linear_cross_entropy(hidden, weight, labels, bias_V=bias).total / 3).backward()
+    for mine, exact in zip(low, (hidden, weight, bias), strict=True):
+        assert mine.grad.dtype == torch.bfloat16
+        torch.testing.assert_close(mine.grad.float(), exact.grad, atol=0.05, rtol=0.05)
+
+
 @pytest.mark.usefixtures("our_checks_only")
 @pytest.mark.parametrize(
     ("labels", "message"),

@@ -43,6 +43,28 @@ def test_kinds():
     assert Layout.of([[0, 0]], [[0, 0]]).kind == "ragged"  # a row of nothing but padding
     # one document and padding behind it is not two documents (B43)
     assert Layout.of([[0, 1, 0, 0]], [[1, 1, 0, 0]]).kind == "ragged"
+    # as much padding before a document as behind it, and a row that makes up for one with two documents
+    assert Layout.of([[0, 0, 1, 0]], [[0, 1, 1, 0]]).kind == "ragged"
+    assert Layout.of([[0, 1], [0, 0], [0, 0]], [[1, 1], [1, 2], [0, 0]]).kind == "packed"
+    assert Layout.of([[0, 1], [0, 0]], [[1, 1], [0, 0]]).kind == "ragged"
+
+
+def test_a_layout_is_read_where_that_costs_nothing_and_believed_where_it_is_given():
+    positions, segments = torch.tensor([[0, 1, 0, 1]]), torch.tensor([[1, 1, 2, 2]])
+    assert Coordinates(positions, segments).layout == Layout.of(positions, segments)
+    told = Layout(1, 4, (Run(0, 0, 4, 1, 0),))
+    assert Coordinates(positions, segments, layout=told).layout is told
+    far = Coordinates(positions.to("meta"), segments.to("meta"))
+    assert far.layout is None
+    assert Coordinates(far.positions, far.segments, layout=told).layout is told
+
+
+def test_what_is_made_once():
+    """Masks and angles, whatever they are: nothing that was made is made again, not even None."""
+    tokens, made = Coordinates.range(2), []
+    for key in ("angles", "mask", "angles", "mask"):
+        tokens.once(key, lambda key=key: made.append(key))
+    assert made == ["angles", "mask"]
 
 
 def test_range_layout_is_what_would_be_read():
@@ -53,5 +75,8 @@ def test_range_layout_is_what_would_be_read():
 
 @pytest.mark.usefixtures("our_checks_only")
 def test_shapes_must_agree():
+    four, three = torch.zeros(1, 4, dtype=torch.long), torch.zeros(1, 3, dtype=torch.long)
     with pytest.raises(ShapeError, match=r"segments has shape \(1, 3\) but positions has \(1, 4\)"):
-        Coordinates(torch.zeros(1, 4, dtype=torch.long), torch.zeros(1, 3, dtype=torch.long))
+        Coordinates(four, three)
+    with pytest.raises(ShapeError, match=r"groups has shape \(1, 3\) but positions has \(1, 4\)"):
+        Coordinates(four, four, three)

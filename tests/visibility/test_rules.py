@@ -14,6 +14,7 @@ from pellucid.visibility import (
     causal,
     chunk,
     everything,
+    from_visible,
     lookahead,
     parse,
     prefix,
@@ -186,9 +187,8 @@ def test_edges_reach_ahead_settled_hold(tree, length):
     assert all(back is None or q - k <= back or k < first for q, k in pairs)
     assert all(rule.ahead is None or k - q <= rule.ahead for q, k in pairs)
     assert rule.settled is None or all(k <= q for q, k in pairs if k >= rule.settled)
-    assert is_plain_causal(rule, length) == (set(pairs) == {(q, k) for q in range(length) for k in range(q + 1)}) or (
-        rule.ahead != 0
-    )
+    past = {(q, k) for q in range(length) for k in range(q + 1)}
+    assert is_plain_causal(rule, length) == (rule.ahead == 0 and set(pairs) == past)
     assert is_everything(rule, length) == (len(pairs) == length**2)
 
 
@@ -208,6 +208,44 @@ def test_reach_composes():
     assert (causal() & window(4) | causal() & window(9)).reach == (8, 0)
     assert (causal() | prefix(3)).ahead == 2
     assert (causal() | prefix(3)).settled == 3
+    assert (prefix(3).reach, prefix(3).ahead, prefix(3).settled) == ((0, 3), 2, 3)
+    assert (prefix().reach, prefix().ahead, prefix().settled) == ((None, 0), None, None)
+    assert (causal() & prefix(3)).reach == (0, 3)
+    assert (window(4) | sinks(2)).reach == (3, 2)
+    assert (prefix(3) & sinks(2)).reach == (0, 2)
+    assert (causal() | everything()).ahead is None
+    assert (lookahead(2) | chunk(5)).ahead == 4
+    assert (lookahead(2) & chunk(5)).ahead == 2
+
+
+def test_which_rules_are_plain():
+    """Neither as many pairs as ``causal()`` nor none ahead makes a rule it; matrices and groups never are."""
+    for rule in (causal(), causal() & window(4), causal() & chunk(4), causal() | sinks(2)):
+        assert is_plain_causal(rule, 4), rule
+    given = from_visible(torch.ones(4, 4, dtype=torch.bool))
+    for rule in (window(1), causal() & window(3), everything(), given & causal(), causal() | blocks()):
+        assert not is_plain_causal(rule, 4), rule
+    for rule in (everything(), window(4), chunk(4), causal() | window(4), prefix(4), lookahead(3)):
+        assert is_everything(rule, 4), rule
+    for rule in (given, given | everything(), everything() & blocks(), chunk(3)):
+        assert not is_everything(rule, 4), rule
+
+
+def test_what_each_rule_is_made_of():
+    """By positions alone, or also by groups, or by slots: one part decides for the whole."""
+    given = from_visible(torch.ones(4, 4, dtype=torch.bool))
+    for rule in (causal(), prefix(2), causal() & window(3), causal() | prefix(2)):
+        assert (rule.positional, rule.by_slots) == (True, False)
+    for rule in (prefix(), blocks(), causal() | blocks(), causal() & prefix()):
+        assert (rule.positional, rule.by_slots) == (False, False)
+    for rule in (given, given & causal(), causal() | given, (causal() & given) | blocks()):
+        assert (rule.positional, rule.by_slots) == (False, True)
+
+
+@pytest.mark.usefixtures("our_checks_only")
+def test_rows_of_queries_and_keys_must_agree():
+    with pytest.raises(ConfigError, match="queries have 2 rows but keys have 1"):
+        causal().mask(Coordinates.range(3, 2), Coordinates.range(3))
 
 
 def test_combining_is_flat_and_immutable():
@@ -259,6 +297,13 @@ def test_hostile_text_is_refused(text, message):
 def test_a_mask_is_built_once():
     tokens = Coordinates.range(4)
     assert causal().mask(tokens, tokens) is causal().mask(tokens, tokens)
+
+
+def test_masks_keep_the_keys_they_are_of():
+    """What is remembered by an identity keeps its owner alive: new keys never find the mask of dead ones."""
+    queries = Coordinates.range(3)
+    for length in range(1, 200):
+        assert causal().mask(queries, Coordinates.range(1 + length % 7)).shape == (1, 1, 3, 1 + length % 7)
 
 
 def test_a_rule_combines_only_with_rules():

@@ -23,7 +23,7 @@ from pellucid.audits.method.flow import MeasuredFlow
 from pellucid.audits.probes.hf import probe_for_hf
 from pellucid.audits.probes.tokens import TokensProbe
 from pellucid.audits.probes.torch_layers import TorchLayersProbe, is_torch_layer
-from pellucid.errors import InputError
+from pellucid.errors import InputError, one_line
 from pellucid.probe import Probe
 from pellucid.records import Finding, Flow, Status, Table, TokenView, worst
 
@@ -232,5 +232,4 @@ def _not_applicable(check: Check, bench: Bench) -> str:
 def _raised(error: BaseException) -> str:
     """The exception on one line, with the place that raised it."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
-    text = " ".join(str(error).split()) or "no message"
-    return f"{type(error).__name__}: {text[:300]} ({Path(frame.filename).name}:{frame.lineno} in {frame.name})"
+    return f"{type(error).__name__}: {one_line(error)} ({Path(frame.filename).name}:{frame.lineno} in {frame.name})"

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from pellucid.audits.probes.hf_tiny import is_pretrained_class, tiny_model
-from pellucid.errors import InputError
+from pellucid.errors import InputError, one_line
 
 _KINDS = "a checkpoint folder, a Hugging Face folder, or module:attribute such as mypackage.models:make_model"
 
@@ -47,7 +47,7 @@ def _imported(name: str, text: str) -> Any:
             raise InputError(f"there is no module {name!r} to audit {text!r} from; give {_KINDS}") from None
         raise InputError(f"{name} cannot be imported: {error}; install what it needs") from error
     except (Exception, SystemExit) as error:  # anybody's code
-        raise InputError(f"{name} cannot be imported: {type(error).__name__}: {_line(error)}") from error
+        raise InputError(f"{name} cannot be imported: {type(error).__name__}: {one_line(error)}") from error
     finally:
         sys.path.remove(here)
 
@@ -64,7 +64,7 @@ def _made(found: Any, text: str) -> object:
         return found()
     except (Exception, SystemExit) as error:  # anybody's code
         hint = "write a factory without arguments and name that"
-        raise InputError(f"{text} cannot be made: {type(error).__name__}: {_line(error)}; {hint}") from error
+        raise InputError(f"{text} cannot be made: {type(error).__name__}: {one_line(error)}; {hint}") from error
 
 
 def _takes_one(function: Callable[..., object]) -> bool:
@@ -75,6 +75,3 @@ def _takes_one(function: Callable[..., object]) -> bool:
         return False
     return any(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
 
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300] or "no message"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
 
 import torch
@@ -94,8 +94,8 @@ def template_of(template: object) -> ChatTemplate | None:
     return ChatTemplate(template)
 
 
-def refuse_odd_tensors(tensors: Mapping[str, Tensor]) -> None:
-    """The tensors of one model hold numbers, of one type, on one device."""
+def refuse_odd_tensors(tensors: Mapping[str, Tensor], wide: Set[str]) -> None:
+    """The tensors of one model hold numbers, of one type, on one device; those that are ``wide`` at least float32."""
     for name, tensor in tensors.items():
         if tensor.is_meta:
             raise CheckpointError(
@@ -107,13 +107,21 @@ def refuse_odd_tensors(tensors: Mapping[str, Tensor]) -> None:
                 "convert it with model.to(torch.float32)"
             )
     for what in ("dtype", "device"):
-        values = {name: getattr(tensor, what) for name, tensor in tensors.items()}
-        ((usual, _),) = Counter(values.values()).most_common(1)
-        if odd := [name for name, value in values.items() if value != usual]:
-            raise CheckpointError(
-                f"the model has {_word(values[odd[0]])} in {odd[0]!r} but {_word(usual)} elsewhere; "
-                f"convert it with model.to({'torch.' if what == 'dtype' else ''}{_word(usual)})"
-            )
+        usual = Counter(getattr(t, what) for name, t in tensors.items() if name not in wide).most_common(1)[0][0]
+        for name, tensor in tensors.items():
+            stays = what == "dtype" and name in wide
+            wanted = widened(usual) if stays else usual
+            if (found := getattr(tensor, what)) != wanted:
+                place = "is wanted there" if stays else "elsewhere"
+                raise CheckpointError(
+                    f"the model has {_word(found)} in {name!r} but {_word(wanted)} {place}; "
+                    f"convert it with model.to({'torch.' if what == 'dtype' else ''}{_word(usual)})"
+                )
+
+
+def widened(dtype: torch.dtype) -> torch.dtype:
+    """``dtype``, or float32 where that is wider: the type of what stays wide in a narrow model."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def shown(value: object) -> str:

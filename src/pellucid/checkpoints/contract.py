@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import torch
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -26,12 +27,12 @@ from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import CheckpointError, ConfigError
 from pellucid.models.build import build
 from pellucid.models.config import ModelConfig
-from pellucid.models.decoder import Decoder
+from pellucid.models.model import Model
 
 NAME = "pellucid.json"
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 _LARGEST = 8 * 2**20
-_MOST_VALUES, _MOST_KEYS = 20_000, 500
+_MOST_VALUES, _MOST_KEYS = 40_000, 4000
 _SPEC = re.compile(r"[a-z]+[0-9]*\[[0-9, ]{0,200}\]")
 _FLAT = re.compile(r"\[\s+((?:-?[0-9.e+-]+|null),?\s+)+\]")
 _WIDTH = 160
@@ -64,7 +65,7 @@ class TextContract(Config):
 class Contract(Config):
     """The contents of ``pellucid.json``, in the order of the file."""
 
-    schema_version: Literal[3] = 3
+    schema_version: Literal[4] = 4
     model: ModelConfig
     positions_after_cache: Literal["continue"] = "continue"
     """Positions count on from what a cache holds of the row's last document."""
@@ -113,7 +114,7 @@ def described(model: nn.Module) -> ModelConfig:
             f"the model has {have} as {name!r}, but its config describes {want}; "
             "a model that was changed needs a config that says so"
         )
-    refuse_odd_tensors(stored_tensors(model)[0])
+    refuse_odd_tensors(stored_tensors(model)[0], wide_tensors(config))
     return config
 
 
@@ -150,9 +151,11 @@ def read_unsigned(path: Path) -> tuple[Contract, str]:
     data = read_json(path, _LARGEST)
     version = data.get("schema_version")
     if version != SCHEMA_VERSION or isinstance(version, bool):
+        older = type(version) is int and version < SCHEMA_VERSION
+        way = "or save its model again with this one" if older else "or a newer one"
         raise CheckpointError(
             f"{path} has schema_version {str(version)[:40]}, this version reads {SCHEMA_VERSION}; "
-            "use the Pellucid that wrote it, or a newer one"
+            f"use the Pellucid that wrote it, {way}"
         )
     _refuse_garbage(path, data)
     try:
@@ -206,9 +209,15 @@ def stored_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]
     return stored, tied
 
 
-def blank_model(config: ModelConfig) -> Decoder:
+def blank_model(config: ModelConfig, dtype: torch.dtype = torch.float32) -> Model:
     """The model that ``config`` describes, without memory for its weights."""
-    return build(config, device="meta")
+    return build(config, device="meta", dtype=dtype)
+
+
+def wide_tensors(config: ModelConfig) -> frozenset[str]:
+    """The tensors that stay float32 in a narrower model: what routers choose by."""
+    stored, _ = stored_tensors(blank_model(config, torch.bfloat16))
+    return frozenset(name for name, tensor in stored.items() if tensor.dtype != torch.bfloat16)
 
 
 def outline(model: nn.Module) -> dict[str, str]:

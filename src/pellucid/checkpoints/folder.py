@@ -15,6 +15,7 @@ level        what is compared                                            what it
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,10 +23,20 @@ from pathlib import Path
 from typing import Literal, get_args
 
 import torch
+from torch import Tensor
 
 from pellucid.checkpoints import contract as contracts
-from pellucid.checkpoints.arguments import DTYPES, folder_path
-from pellucid.checkpoints.contract import Contract, TextContract, blank_model, first_difference, outline, ties
+from pellucid.checkpoints.arguments import DTYPES, folder_path, widened
+from pellucid.checkpoints.contract import (
+    Contract,
+    TextContract,
+    blank_model,
+    first_difference,
+    outline,
+    stored_tensors,
+    ties,
+    wide_tensors,
+)
 from pellucid.checkpoints.files import digest, opened
 from pellucid.checkpoints.header import TensorSpec
 from pellucid.checkpoints.report import LoadError, LoadReport, MismatchError, Status, TensorReport
@@ -35,7 +46,7 @@ from pellucid.data.chat import ChatTemplate
 from pellucid.data.files import plain
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import CheckpointError, InputError
-from pellucid.models.decoder import Decoder
+from pellucid.models.model import Model
 
 CONTRACT, TOKENIZER, TEMPLATE = contracts.NAME, "tokenizer.json", "chat_template.jinja"
 BESIDE = (TOKENIZER, TEMPLATE)
@@ -58,7 +69,7 @@ class Folder:
     changed: str
     """In what way the contract's own digest is wrong; nothing if it is right."""
 
-    def check(self, level: Check) -> tuple[Decoder, tuple[Difference, ...]]:
+    def check(self, level: Check) -> tuple[Model, tuple[Difference, ...]]:
         """Everything up to ``level``, or an error. Returns the contract's model, still without weights."""
         if level not in LEVELS:
             raise CheckpointError(f"check is {level!r}; choose one of {', '.join(LEVELS)}")
@@ -141,7 +152,7 @@ def open_folder(path: str | Path, dtype: torch.dtype | None = None) -> Folder:
         raise CheckpointError(f"cannot read {str(path)[:200]}: {error.strerror or error}; {way}") from error
     contract, changed = contracts.read_unsigned(folder / CONTRACT)
     weights = read_weights(folder)
-    report, places = _compare(contract, weights.header, dtype)
+    report, places = _compare(contract, weights.header, _casts(folder, contract, dtype))
     return Folder(folder, contract, weights, report, places, changed)
 
 
@@ -161,9 +172,9 @@ def _found(path: Path) -> Path:
 
 
 def _compare(
-    contract: Contract, header: Mapping[str, TensorSpec], dtype: torch.dtype | None
+    contract: Contract, header: Mapping[str, TensorSpec], casts: Mapping[str, torch.dtype]
 ) -> tuple[LoadReport, dict[str, str]]:
-    """Every tensor's fate, and where each stored one lies."""
+    """Every tensor's fate, given the types that they are cast to, and where each stored one lies."""
     aliases: dict[str, list[str]] = {}
     for alias, owner in contract.tied.items():
         aliases.setdefault(owner, []).append(alias)
@@ -176,7 +187,7 @@ def _compare(
             reports.append(TensorReport(name, "missing", f"the contract wants {wanted}"))
             continue
         places[name] = found
-        reports.append(TensorReport(name, *_fate(wanted, header[found], dtype)))
+        reports.append(TensorReport(name, *_fate(wanted, header[found], casts.get(name))))
         reports += [TensorReport(n, "tied", f"is {name}") for n in names[1:]]
     known = set(places.values())
     reports += [
@@ -196,16 +207,22 @@ def _fate(wanted: str, found: TensorSpec, dtype: torch.dtype | None) -> tuple[St
     return "loaded", str(found)
 
 
-def _blank(path: Path, contract: Contract) -> Decoder:
-    """The model of the contract's config, if its names, shapes and ties are those that the contract lists."""
-    layers, tensors = len(contract.model.layers), len(contract.tensors)
-    if layers > tensors:
-        raise MismatchError(f"{path} describes {layers} layers but only {tensors} tensors")
+def _casts(path: Path, contract: Contract, dtype: torch.dtype | None) -> dict[str, torch.dtype]:
+    """The type that each tensor gets where ``dtype`` is wanted; of a contract that makes no model, simply that."""
+    if dtype is None:
+        return {}
     try:
-        model = blank_model(contract.model)
-    except (InputError, RuntimeError, OverflowError) as error:  # sizes whose product no tensor can have
-        raise MismatchError(f"{path} describes a model that cannot be laid out: {str(error)[:200]}") from error
-    _refuse_odd_types(path, contract)
+        wide = wide_tensors(contract.model) if _laid_out(path, contract, dtype) else frozenset()
+    except MismatchError:  # said when the folder is checked
+        wide = frozenset()
+    return {name: widened(dtype) if name in wide else dtype for name in contract.tensors}
+
+
+def _blank(path: Path, contract: Contract) -> Model:
+    """The model of the contract's config, if its names, shapes, types and ties are those that the contract lists."""
+    usual = Counter(spec.partition("[")[0] for spec in contract.tensors.values()).most_common(1)
+    model = _laid_out(path, contract, DTYPES.get(usual[0][0] if usual else "", torch.float32))
+    _refuse_odd_types(path, contract, stored_tensors(model)[0])
     listed = {name: spec[spec.find("[") :] for name, spec in contract.tensors.items()} | ties(contract.tied)
     if difference := first_difference(outline(model), listed):
         name, have, want = difference
@@ -213,11 +230,24 @@ def _blank(path: Path, contract: Contract) -> Decoder:
     return model
 
 
-def _refuse_odd_types(path: Path, contract: Contract) -> None:
-    """Weights are floating-point numbers, all of one type."""
-    types = {name: spec.partition("[")[0] for name, spec in contract.tensors.items()}
-    usual = next(iter(types.values()))
-    for name, kind in types.items():
-        if kind not in DTYPES or kind != usual:
-            wanted = usual if usual in DTYPES else "one of " + ", ".join(DTYPES)
-            raise MismatchError(f"{path} lists {name[:80]!r} as {kind[:40]}, but wants {wanted}; save the model again")
+def _laid_out(path: Path, contract: Contract, dtype: torch.dtype) -> Model:
+    config, tensors = contract.model, len(contract.tensors)
+    stacks = [config, *([] if config.encoder is None else [config.encoder])]
+    layers = sum(layer.same_as is None for stack in stacks for layer in stack.each_layer)
+    if layers > tensors:
+        raise MismatchError(f"{path} describes {layers} layers but only {tensors} tensors")
+    try:
+        return blank_model(config, dtype)
+    except (InputError, RuntimeError, OverflowError) as error:  # sizes whose product no tensor can have
+        raise MismatchError(f"{path} describes a model that cannot be laid out: {str(error)[:200]}") from error
+
+
+def _refuse_odd_types(path: Path, contract: Contract, blanks: Mapping[str, Tensor]) -> None:
+    """Weights are floating-point numbers, all of one type but for those that stay wide."""
+    usual = next(iter(blanks.values())).dtype
+    for name, spec in contract.tensors.items():
+        kind = spec.partition("[")[0]
+        wanted = blanks[name].dtype if name in blanks else usual
+        if DTYPES.get(kind) != wanted:
+            word = str(wanted).removeprefix("torch.")
+            raise MismatchError(f"{path} lists {name[:80]!r} as {kind[:40]}, but wants {word}; save the model again")

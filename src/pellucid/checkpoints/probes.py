@@ -1,197 +1,126 @@
 """What a checkpoint's witness is asked: inputs that follow from the model's config alone.
 
-``plain``      one document
+``plain``      one document (and what an encoder reads for it)
 ``padded``     three of different lengths, padded on the left
-``packed``     three in one row
-``continued``  two rows that go on from a cache, chunk by chunk
-``far``        positions far apart: beyond every window, chunk and sink, so that each bound is met exactly
+``packed``     four in one row
+``continued``  two rows that go on from a cache, chunk by chunk; in one chunk where a rule does not let them
+``lengths``    documents of exactly the length from which a scaling of positions turns them otherwise, and one more
+``crowded``    so many tokens alike that an expert of finite capacity must leave out exactly the last
+``strong``     one document in a few rows, in which branches and head are given numbers many times as large
+``far``        positions far apart: beyond every window, bucket and trained length, so that each bound is met exactly
 ``training``   one document in training mode, with a portable dropout
 
 A slot is not a position, so that ``far`` reaches past a window of a hundred thousand tokens with a few dozen.
-Probes that a config cannot be asked (a rule that looks ahead without end has no cache) are left out.
+Probes that a config cannot be asked (encoders have no cache) or has no need of are left out.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
-from typing import Annotated
+from collections.abc import Sequence
+from dataclasses import replace
 
-import numpy as np
-import torch
-from pydantic import Field, model_validator
-
-from pellucid.configfile import Config
+from pellucid.checkpoints import sides
+from pellucid.checkpoints.inputs import Probe
+from pellucid.checkpoints.sides import Side
 from pellucid.data.batch import Batch
 from pellucid.models.config import ModelConfig
-from pellucid.models.words import Learned
+from pellucid.models.words import Regression, SentenceEmbedding, SequenceClassification
 
-FARTHEST = 1 << 20
-"""The last position of ``far`` where nothing else bounds it."""
+GAINS = (4.0, 64.0, 1024.0)
+"""What branches are given in the rows of ``strong``: limits are met by numbers of any size in between."""
 
-MOST_BOUNDS = 32
-"""So many different bounds of rules are met exactly; of more, as many from the smallest to the largest."""
+MOST_CROWDED = 1024
+"""The largest capacity of an expert that is met exactly."""
 
-LARGEST_BOUND = 1 << 38
-
-_MOST_SEEN = 64
-_CONTIGUOUS = 32
+_MOST_CAPACITIES = 4
 _LONGEST_CHUNK = 256
-
-Slot = Annotated[int, Field(ge=0, le=1 << 40)]
-Row = Annotated[tuple[Slot, ...], Field(min_length=1, max_length=1024)]
-Rows = Annotated[tuple[Row, ...], Field(min_length=1, max_length=8)]
-
-
-class Probe(Config):
-    """One input, row by row as in a :class:`~pellucid.data.batch.Batch`, and the slots that are looked at."""
-
-    tokens: Rows
-    positions: Rows
-    segments: Rows
-    groups: Rows | None = None
-    chunks: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(max_length=16)] = ()
-    """How many slots go through the cache at a time; none: all at once, without one."""
-    training: bool = False
-    at: Rows
-    """The slots of each row whose output is looked at."""
-
-    @model_validator(mode="after")
-    def _fields_fit(self) -> Probe:
-        shape = [len(row) for row in self.tokens]
-        others = [self.positions, self.segments, *([] if self.groups is None else [self.groups])]
-        if len(set(shape)) != 1 or any([len(row) for row in field] != shape for field in others):
-            raise ValueError("tokens, positions, segments and groups must have the same rows and slots")
-        if len(self.at) != len(shape) or any(slot >= shape[0] for row in self.at for slot in row):
-            raise ValueError("at names slots of each row, and none that is not there")
-        if self.chunks and sum(self.chunks) != shape[0]:
-            raise ValueError("chunks must sum to the slots")
-        return self
-
-    @classmethod
-    def of(cls, batch: Batch, at: Sequence[Sequence[int]], **more: object) -> Probe:
-        """``batch`` as a probe."""
-        fields = {name: getattr(batch, name) for name in ("tokens", "positions", "segments", "groups")}
-        rows = {name: None if value is None else value.tolist() for name, value in fields.items()}
-        return cls.from_mapping({**rows, "at": at, **more})
-
-    def batch(self) -> Batch:
-        """The whole input."""
-        groups = None if self.groups is None else torch.tensor(self.groups)
-        return Batch(torch.tensor(self.tokens), torch.tensor(self.positions), torch.tensor(self.segments), None, groups)
-
-    def pieces(self) -> Iterator[Batch]:
-        """The input chunk by chunk, each counting from 0 as a cache wants it."""
-        tokens, segments = torch.tensor(self.tokens), torch.tensor(self.segments)
-        start = 0
-        for size in self.chunks:
-            part = slice(start, start + size)
-            real = (segments[:, part] != 0).long()
-            yield Batch(tokens[:, part], (real.cumsum(1) - 1).clamp(min=0), segments[:, part])
-            start += size
+_ABOUT_DOCUMENTS = (SequenceClassification, Regression, SentenceEmbedding)
 
 
 def probes_of(config: ModelConfig) -> dict[str, Probe]:
     """Every probe that ``config`` can be asked, in the order in which they are compared."""
-    longest = config.position.max_positions if isinstance(config.position, Learned) else None
-    text = _Tokens(config.vocab_size, longest)
-    plain = _seen(config, Batch.from_rows([text.document(8)]))
+    asking = _Asking(config)
+    plain = asking.looked_at(asking.rows((8,), (6,)))
     asked = {
         "plain": plain,
-        "padded": _seen(config, Batch.from_rows([text.document(n) for n in (7, 4, 1)], side="left")),
-        "packed": _seen(config, Batch.packed([text.document(n) for n in (5, 3, 4)], length=14)),
+        "padded": asking.looked_at(asking.rows((7, 4, 1), (3, 6, 2), side="left", typed=False)),
+        "packed": asking.looked_at(asking.packed((5, 3, 4, 2), (2, 4, 3, 5))),
     }
-    if continued := _continued(config, text):
-        asked["continued"] = continued
-    asked["far"] = _far(config, text)
-    return asked | {"training": plain.model_copy(update={"training": True})}
+    if config.family != "encoder":
+        asked["continued"] = asking.continued()
+    if any(side.turning for side in asking.sides):
+        asked["lengths"] = asking.looked_at(asking.joined([side.lengths() for side in asking.sides]))
+    for number, capacity in enumerate(asking.capacities, 1):
+        asked["crowded" if number == 1 else f"crowded {number}"] = asking.crowded(capacity)
+    if any(side.limited for side in asking.sides) or config.final_logit_softcapping is not None:
+        asked["strong"] = asking.strong()
+    return asked | {"far": asking.far(), "training": plain.model_copy(update={"training": True})}
 
 
-def spread(numbers: np.ndarray) -> np.ndarray:
-    """Each number as 64 well-mixed bits (splitmix64), the same on every machine."""
-    with np.errstate(over="ignore"):
-        x = numbers.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return np.asarray(x ^ (x >> np.uint64(31)))
+class _Asking:
+    """What the stacks of one config are given to read."""
 
+    def __init__(self, config: ModelConfig) -> None:
+        self.sides = [Side(config, config.vocab_size)]
+        if config.encoder is not None:
+            self.sides.append(Side(config.encoder, config.source_vocab_size or config.vocab_size))
+        self.by_document = isinstance(config.head, _ABOUT_DOCUMENTS)
+        found = sorted({capacity for side in self.sides for capacity in side.capacities})
+        self.capacities = [capacity for capacity in found if capacity <= MOST_CROWDED][:_MOST_CAPACITIES]
 
-class _Tokens:
-    """Documents of ids from all over the vocabulary, no longer than the model has positions for."""
+    def joined(self, batches: Sequence[Batch]) -> Batch:
+        """A target and its source, or the one input that there is."""
+        return batches[0] if len(batches) == 1 else replace(batches[0], source=batches[1])
 
-    def __init__(self, vocab_size: int, longest: int | None) -> None:
-        self.vocab_size, self.longest, self._used = vocab_size, longest, 0
+    def rows(self, *lengths: Sequence[int], side: str = "right", typed: bool = True) -> Batch:
+        """One document a row, of these lengths; those of the source come second."""
+        return self.joined([s.rows(wanted, side, typed) for s, wanted in zip(self.sides, lengths, strict=False)])
 
-    def document(self, length: int) -> list[int]:
-        length = length if self.longest is None else min(length, self.longest)
-        numbers = np.arange(self._used, self._used + length)
-        self._used += length
-        return [int(number) for number in spread(numbers) % np.uint64(self.vocab_size)]
+    def packed(self, *lengths: Sequence[int]) -> Batch:
+        """All documents in one row, with a slot of padding at its end."""
+        return self.joined([s.packed(wanted) for s, wanted in zip(self.sides, lengths, strict=False)])
 
+    def looked_at(self, batch: Batch, **more: object) -> Probe:
+        """``batch``, looked at in the first, the middle and the last slot of each document."""
+        assert batch.layout is not None
+        at: list[list[int]] = [[] for _ in range(batch.layout.rows)]
+        for run in batch.layout.runs:
+            at[run.row] += dict.fromkeys([run.start, (run.start + run.stop - 1) // 2, run.stop - 1])
+        return self.at(batch, at, **more)
 
-def _seen(config: ModelConfig, batch: Batch) -> Probe:
-    """``batch``, looked at in the first, the middle and the last slot of each document."""
-    assert batch.layout is not None
-    at: list[list[int]] = [[] for _ in range(batch.layout.rows)]
-    for run in batch.layout.runs:
-        at[run.row] += dict.fromkeys([run.start, (run.start + run.stop - 1) // 2, run.stop - 1])
-    return Probe.of(_grouped(config, batch), at)
+    def at(self, batch: Batch, at: Sequence[Sequence[int]], **more: object) -> Probe:
+        """``batch``, looked at in these slots, or in each document where the head speaks of documents."""
+        return Probe.of(batch, None if self.by_document else at, **more)
 
+    def continued(self) -> Probe:
+        """Two rows of different lengths; the first chunk holds what no rule lets a cache cut in two."""
+        own = self.sides[0]
+        length, first = min(8, own.most), own.settled()
+        if first is not None:
+            near = max((bound for bound in own.bounds if bound <= sides.CONTIGUOUS), default=0)
+            wanted = min(max(first + 4, near + 6), own.most)
+            length = wanted if first < wanted <= _LONGEST_CHUNK else length
+        chunks = [length if first is None or first >= length else first]
+        for size in (1, 2, length):
+            if left := length - sum(chunks):
+                chunks.append(min(size, left))
+        batch = self.rows((length, max(length - 2, 1)), (5, 3), side="left")
+        if batch.groups is not None:
+            batch = replace(batch, groups=((batch.positions < 2) & (batch.segments != 0)).long())
+        ends = [sum(chunks[: index + 1]) - 1 for index in range(len(chunks))]
+        return self.at(batch, [ends, ends], chunks=chunks)
 
-def _grouped(config: ModelConfig, batch: Batch) -> Batch:
-    """``batch``, with groups where a rule reads them: the first two tokens of a document, and its fifth and sixth."""
-    if all(rule.positional for rule in config.rules):
-        return batch
-    place, real = batch.positions, batch.segments != 0
-    first, second = real & (place < 2), real & ((place == 4) | (place == 5))
-    return Batch(batch.tokens, place, batch.segments, None, first.long() + 2 * second.long())
+    def crowded(self, capacity: int) -> Probe:
+        """One token more than ``capacity``, each a document of its own, all alike: all go to the same experts."""
+        slots = sorted({0, max(capacity - 1, 0), capacity})
+        return self.at(self.joined([side.alike(capacity + 1) for side in self.sides]), [slots])
 
+    def strong(self) -> Probe:
+        """The same document in each row."""
+        batches = [side.repeated(length, len(GAINS)) for side, length in zip(self.sides, (5, 4), strict=False)]
+        return self.looked_at(self.joined(batches), gains=GAINS)
 
-def _continued(config: ModelConfig, text: _Tokens) -> Probe | None:
-    """Two rows of different lengths; the first chunk holds what no rule lets a cache cut in two."""
-    if not all(rule.positional for rule in config.rules):
-        return None
-    settled = [rule.settled for rule in config.rules]
-    if any(place is None for place in settled):
-        return None
-    first = max(place or 0 for place in settled) + 3
-    near = max((bound for bound in _bounds(config) if bound <= _CONTIGUOUS), default=0)
-    length = max(first + 4, near + 6)
-    length = length if text.longest is None else min(length, text.longest)
-    if not first < length <= _LONGEST_CHUNK:
-        return None
-    chunks = [first]
-    for size in (1, 2, length):
-        if left := length - sum(chunks):
-            chunks.append(min(size, left))
-    batch = Batch.from_rows([text.document(length), text.document(length - 2)], side="left")
-    ends = [sum(chunks[: index + 1]) - 1 for index in range(len(chunks))]
-    return Probe.of(batch, [ends, ends], chunks=chunks)
-
-
-def _far(config: ModelConfig, text: _Tokens) -> Probe:
-    """One document with gaps: powers of two, and both sides of every bound that a rule has."""
-    bounds = _bounds(config)
-    last = max([FARTHEST, *(2 * bound for bound in bounds)]) if text.longest is None else text.longest - 1
-    wanted = {0, 1, 2, 3, *(1 << power for power in range(2, 21))}
-    wanted |= {place for bound in bounds for place in (bound - 1, bound, bound + 1, 2 * bound)}
-    places = sorted(place for place in wanted if 0 <= place <= last)
-    tokens = [text.document(1)[0] for _ in places]
-    batch = Batch(torch.tensor([tokens]), torch.tensor([places]), torch.ones(1, len(places), dtype=torch.long))
-    exact = [places.index(bound) for bound in bounds if bound in places]
-    between = _spaced(len(places), min(_MOST_SEEN - len(exact), len(places)))
-    return Probe.of(_grouped(config, batch), [sorted({*exact, *between})])
-
-
-def _bounds(config: ModelConfig) -> list[int]:
-    """The numbers in the rules, at most :data:`MOST_BOUNDS` of them, and none beyond :data:`LARGEST_BOUND`."""
-    numbers = {int(number) for text in dict.fromkeys(config.layers) for number in re.findall(r"\d+", text)}
-    sane = sorted(number for number in numbers if number <= LARGEST_BOUND)
-    if len(sane) <= MOST_BOUNDS:
-        return sane
-    return [sane[index] for index in _spaced(len(sane), MOST_BOUNDS)]
-
-
-def _spaced(length: int, count: int) -> list[int]:
-    """``count`` indices of ``length``, evenly from the first to the last."""
-    return [index * (length - 1) // max(count - 1, 1) for index in range(count)]
+    def far(self) -> Probe:
+        """One document with gaps."""
+        batch = self.joined([side.far() for side in self.sides])
+        return self.at(batch, [self.sides[0].watched(batch.positions[0].tolist())])

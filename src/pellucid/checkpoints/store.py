@@ -28,7 +28,7 @@ from pellucid.checkpoints.witness import check_live, witness_of
 from pellucid.data.chat import ChatTemplate
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import CheckpointError
-from pellucid.models.decoder import Decoder
+from pellucid.models.model import Model
 from pellucid.probe import Probe
 
 __all__ = ["CONTRACT", "TOKENIZER", "WEIGHTS", "Check", "Checkpoint", "digest", "load", "save", "write"]
@@ -40,7 +40,7 @@ WEIGHTS = SINGLE
 class Checkpoint:
     """A folder, read: model in eval mode, tokenizer if there is one, contract, and what was loaded."""
 
-    model: Decoder
+    model: Model
     tokenizer: Tokenizer | None
     contract: Contract
     report: LoadReport
@@ -90,7 +90,7 @@ def write(
     stored, tied = stored_tensors(model)
     held = {name: tensor.detach().cpu().contiguous() for name, tensor in stored.items()}
     witness = witness_of(config, held.__getitem__, tied)
-    check_live(model, witness)
+    check_live(model, config, witness)
     if template is not None:
         _write_template(folder / TEMPLATE, template, tokenizer)
     elif (folder / TEMPLATE).exists():
@@ -114,11 +114,11 @@ def load(
 ) -> Checkpoint:
     """Read a folder that :func:`save` wrote; its headers are held against the contract before a tensor is read.
 
-    ``dtype`` (one of :data:`~pellucid.checkpoints.arguments.DTYPES`, or its name) casts the weights; the report says
-    which. ``check="digests"`` also hashes the weights, and ``check="witness"`` also asks the contract's probes (see
-    :mod:`~pellucid.checkpoints.folder` for what that costs); without either, weights whose bytes were changed under
-    headers that still fit are loaded as they are. On the CPU the weights are mapped from the file, privately: changing
-    them never changes the file.
+    ``dtype`` (one of :data:`~pellucid.checkpoints.arguments.DTYPES`, or its name) casts the weights, but those of
+    routers never below float32; the report says which. ``check="digests"`` also hashes the weights, and
+    ``check="witness"`` also asks the contract's probes (see :mod:`~pellucid.checkpoints.folder` for what that costs);
+    without either, weights whose bytes were changed under headers that still fit are loaded as they are. On the CPU
+    the weights are mapped from the file, privately: changing them never changes the file.
 
     Raises:
         LoadError: a tensor is missing, surplus, or of another shape or dtype; ``error.report`` names all.
@@ -129,7 +129,7 @@ def load(
     kind, place = float_type(dtype), usable_device(device)
     folder = open_folder(path, kind)
     model, _ = folder.check(check)
-    _fill(model, folder, place, kind)
+    _fill(model if kind is None else model.to(kind), folder, place, kind)
     return Checkpoint(model.eval(), folder.tokenizer, folder.contract, folder.report, folder.template)
 
 
@@ -140,13 +140,17 @@ def _write_template(path: Path, template: ChatTemplate, tokenizer: Tokenizer | N
 
 
 def _fill(model: nn.Module, folder: Folder, device: torch.device, dtype: torch.dtype | None) -> None:
-    """Put the files' tensors in the place of the model's blank ones; a tied tensor stays one parameter."""
+    """Put the files' tensors in the place of the model's blank ones; a tied tensor stays one parameter.
+
+    With a ``dtype``, each gets the type that its blank one has: routers stay wide in a narrow model.
+    """
     names = _names(folder.places, folder.contract.tied)
     with folder.weights.opened() as read:
         for owner, place in folder.places.items():
             tensor = read(place)
+            wanted = tensor.dtype if dtype is None else _at(model, owner).dtype
             try:
-                moved = tensor.to(device=device, dtype=dtype or tensor.dtype)
+                moved = tensor.to(device=device, dtype=wanted)
             except (RuntimeError, TypeError) as error:  # too little memory, or a device without that type
                 reason = " ".join(str(error).split())[:200]
                 raise CheckpointError(f"{owner!r} cannot be put on {device}: {reason}; choose another") from error
@@ -162,9 +166,14 @@ def _names(places: Mapping[str, str], tied: Mapping[str, str]) -> dict[str, list
     return names
 
 
+def _at(model: nn.Module, name: str) -> Tensor:
+    parent, _, leaf = name.rpartition(".")
+    tensor: Tensor = getattr(model.get_submodule(parent), leaf)
+    return tensor
+
+
 def _assign(model: nn.Module, names: list[str], tensor: Tensor) -> None:
-    first, _, leaf = names[0].rpartition(".")
-    blank = getattr(model.get_submodule(first), leaf)
+    blank = _at(model, names[0])
     if isinstance(blank, nn.Parameter):
         tensor = nn.Parameter(tensor, requires_grad=blank.requires_grad)
     for name in names:

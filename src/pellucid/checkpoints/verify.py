@@ -8,7 +8,8 @@ from typing import Any
 
 from pellucid.checkpoints.folder import Check, open_folder
 from pellucid.checkpoints.report import LoadReport, MismatchError
-from pellucid.checkpoints.witness import UNSEEN, UNWITNESSED, Difference, WitnessError
+from pellucid.checkpoints.unseen import UNSEEN, UNWITNESSED
+from pellucid.checkpoints.witness import Difference, WitnessError
 from pellucid.records import Table, number
 
 

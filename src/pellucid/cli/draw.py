@@ -18,7 +18,7 @@ Target = Annotated[
     str,
     typer.Argument(
         metavar="CONFIG|CKPT|RULE",
-        help="A model's YAML or JSON file, a checkpoint folder, or a rule such as 'causal & window(4)'.",
+        help="A model's YAML or JSON file or preset, a checkpoint folder, or a rule such as 'causal & window(4)'.",
         show_default=False,
     ),
 ]
@@ -96,6 +96,10 @@ def _rules(target: str) -> tuple[tuple[Rule, ...], bool]:
         mapping = read_mapping(target)
         inner = mapping.get("model")
         return ModelConfig.from_mapping(inner if isinstance(inner, dict) else mapping).rules, True
+    from pellucid.models import presets
+
+    if target in presets.names():
+        return presets.preset(target).rules, True
     from pellucid.visibility import parse
 
     return (parse(target),), False

@@ -11,15 +11,29 @@ from pellucid.cli import common
 
 Prompts = Annotated[
     list[str],
-    typer.Argument(metavar="PROMPT", help="Texts to go on from; - reads one from standard input.", show_default=False),
+    typer.Argument(
+        metavar="PROMPT",
+        help="Texts to go on from, or for an encoder-decoder to read; - reads one from standard input.",
+        show_default=False,
+    ),
 ]
 Stops = Annotated[
     list[str] | None, typer.Option("--stop", help="End at this text; may be given again.", show_default=False)
+]
+Penalty = Annotated[float, typer.Option(help="Above 1 tokens that were said already are less likely.")]
+Beams = Annotated[
+    int | None, typer.Option(help="Search with so many beams instead of drawing tokens.", show_default=False)
+]
+NBest = Annotated[int, typer.Option(help="With --beams: how many of the best to print.")]
+LengthPenalty = Annotated[float, typer.Option(help="With --beams: divide sums of log-probabilities by length to this.")]
+StartId = Annotated[
+    int | None, typer.Option(help="The token that an encoder-decoder's answer begins behind.", show_default=False)
 ]
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Run the whole text again for each token: slow, and equal.")]
 
 
 def generate(
+    context: typer.Context,
     checkpoint: common.Checkpoint,
     prompts: Prompts,
     max_new_tokens: common.NewTokens = 64,
@@ -27,50 +41,93 @@ def generate(
     top_k: common.TopK = None,
     top_p: common.TopP = 1.0,
     min_p: common.MinP = 0.0,
+    repetition_penalty: Penalty = 1.0,
     seed: common.Seed = None,
     stop: Stops = None,
+    beams: Beams = None,
+    n_best: NBest = 1,
+    length_penalty: LengthPenalty = 1.0,
+    start_id: StartId = None,
     no_cache: NoCache = False,
     as_json: common.Json = False,
 ) -> None:
-    """Go on from one or more prompts.
+    """Go on from one or more prompts, or answer what an encoder-decoder reads.
 
     \b
     Example:
       pellucid generate my-model "def fibonacci(n):" --max-new-tokens 80
     """
-    from pellucid.checkpoints import load
-    from pellucid.generation import GenerationParams
-    from pellucid.generation import generate as complete
+    from pellucid.generation import BeamParams, GenerationParams
 
-    params = GenerationParams(
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        seed=seed,
-        stop=tuple(stop or ()),
-    )
-    texts = [_standard_input() if prompt == "-" else prompt for prompt in prompts]
-    loaded = load(checkpoint)
-    if as_json:
-        found = complete(loaded, texts, params, use_cache=not no_cache)
-        common.print_json([{"prompt": t, **c.to_dict()} for t, c in zip(texts, found, strict=True)])
-    elif len(texts) == 1:
-        _stream(loaded, texts[0], params, not no_cache)
+    _refuse_unused(context, beams)
+    given = {name: context.params[name] for name in ("max_new_tokens", *(_DRAWING if beams is None else _SEARCHING))}
+    if beams is None:
+        params: GenerationParams | BeamParams = GenerationParams(**{**given, "stop": tuple(stop or ())})
     else:
-        for text, completion in zip(texts, complete(loaded, texts, params, use_cache=not no_cache), strict=True):
+        params = BeamParams(**given)
+    texts = [_standard_input() if prompt == "-" else prompt for prompt in prompts]
+    _answer(checkpoint, texts, params, as_json, start_id=start_id, use_cache=not no_cache)
+
+
+_DRAWING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "stop")
+_SEARCHING = ("beams", "n_best", "length_penalty")
+
+
+def _refuse_unused(context: typer.Context, beams: int | None) -> None:
+    """Options of drawing say nothing to a search, nor the other way round; none is left unheard."""
+    for name in _SEARCHING[1:] if beams is None else _DRAWING:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            option = f"--{name.replace('_', '-')}"
+            if beams is None:
+                raise typer.BadParameter(f"{option} is for a beam search; give --beams too")
+            raise typer.BadParameter(f"{option} is for drawing tokens, and --beams {beams} searches; leave out one")
+
+
+def _answer(checkpoint: str, texts: list[str], params: Any, as_json: bool, **asked: Any) -> None:
+    from pellucid.checkpoints import load
+    from pellucid.generation import BeamParams, generate_n_best, stream
+    from pellucid.generation import generate as complete
+    from pellucid.generation.requests import reads_sources
+
+    loaded = load(checkpoint)
+    before = ["" if reads_sources(loaded.model) else text for text in texts]  # an answer does not go on from a text
+    if isinstance(params, BeamParams):
+        found = generate_n_best(loaded, texts, params, **asked)
+        if as_json:
+            common.print_json(_ranked(texts, found))
+        else:
+            _print_best(before, found, scores=params.n_best > 1)
+    elif as_json:
+        drawn = complete(loaded, texts, params, **asked)
+        common.print_json([{"prompt": t, **c.to_dict()} for t, c in zip(texts, drawn, strict=True)])
+    elif len(texts) == 1:
+        pieces = stream(loaded, texts, params, **asked)
+        common.say(before[0])
+        for _, piece in pieces:
+            common.say(piece)
+        common.say("\n")
+    else:
+        for text, completion in zip(before, complete(loaded, texts, params, **asked), strict=True):
             common.say(f"{text}{completion.text}\n\n")
 
 
-def _stream(loaded: Any, text: str, params: Any, use_cache: bool) -> None:
-    from pellucid.generation import stream
+def _ranked(texts: list[str], found: list[list[Any]]) -> list[dict[str, Any]]:
+    return [
+        {"prompt": text, "rank": rank, **completion.to_dict()}
+        for text, completions in zip(texts, found, strict=True)
+        for rank, completion in enumerate(completions, 1)
+    ]
 
-    pieces = stream(loaded, [text], params, use_cache=use_cache)
-    common.say(text)
-    for _, piece in pieces:
-        common.say(piece)
-    common.say("\n")
+
+def _print_best(before: list[str], found: list[list[Any]], scores: bool) -> None:
+    """The best of each prompt, behind their scores where there are several; an empty line after each prompt's."""
+    for text, completions in zip(before, found, strict=True):
+        for completion in completions:
+            score = f"{completion.score:9.4f}  " if scores else ""
+            common.say(f"{score}{text}{completion.text}\n")
+        if len(before) > 1:
+            common.say("\n")
 
 
 def _standard_input() -> str:

@@ -190,6 +190,17 @@ class Batch:
         return [dict(sorted(row.items())) for row in lengths]
 
     @cached_property
+    def document_slots(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """On the host: the flat slots of all real tokens, document by document, and each one's document (0 … C-1)."""
+        segments = self.segments.cpu().numpy()
+        rows, columns = np.nonzero(segments)
+        order = np.lexsort((segments[rows, columns], rows))
+        rows, columns = rows[order], columns[order]
+        segment = segments[rows, columns]
+        begins = (np.diff(rows, prepend=-1) != 0) | (np.diff(segment, prepend=-1) != 0)
+        return rows * segments.shape[1] + columns, np.cumsum(begins) - 1
+
+    @cached_property
     def counted(self) -> Int[Tensor, "C"] | None:
         """Flat indices of the positions whose label counts, made on the host; None when the labels live elsewhere."""
         if self.labels is None or self.labels.device.type != "cpu":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,7 +39,7 @@ def lay(
     fields |= {name: column[taken] for name, column in columns.items()}
     runs = zip(*(c.tolist() for c in (row, begins, begins + sizes, number + 1, np.zeros_like(row))), strict=True)
     layout = Layout(*shape, tuple(run for run in map(Run._make, runs) if run.stop > run.start))
-    spread = {name: _spread(name, values, slots, shape) for name, values in fields.items()}
+    spread: dict[str, Any] = {name: _spread(name, values, slots, shape) for name, values in fields.items()}
     return replace(
         Batch(spread.pop("tokens"), spread.pop("positions"), spread.pop("segments"), layout=layout), **spread
     )

@@ -55,6 +55,8 @@ def check_sources(model: nn.Module, prompts: int, sources: Sequence[Ids] | None,
         raise InputError(f"a {type(model).__name__} reads a source; give sources, one a prompt")
     if len(sources) != prompts:
         raise InputError(f"{len(sources)} sources for {prompts} prompts; give one a prompt")
+    own: int | None = getattr(model.config, "source_vocab_size", None)
+    size = size if own is None else own
     most: int | None = model.max_source_length  # type: ignore[assignment]
     for index, source in enumerate(sources):
         _check_ids("source", index, source, size, "the EOS id")

@@ -122,7 +122,9 @@ def _block(stack: Stack, layer: Layer, backend: Backend, config: ModelConfig) ->
         said["cross_attention"] = parts.cross_attention(config.cross_attention, stack, memory_size, backend)
         said |= {name: parts.norm(stack.norm, size) for name in _norms(placement, "cross")}
     if placement == "reordered":
-        said |= {name: nn.Identity() for name in _norms("pre", "attn", "ffn", "cross") if f"{name[:-5]}_post_norm" in said}
+        said |= {
+            name: nn.Identity() for name in _norms("pre", "attn", "ffn", "cross") if f"{name[:-5]}_post_norm" in said
+        }
     if placement == "deep":
         said["alpha"] = deep_norm(config, stack)[0]
     return _BLOCKS[placement](**said)

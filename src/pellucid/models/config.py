@@ -6,13 +6,14 @@ when a config is made (:mod:`~pellucid.models.spelling`), so that a stored one s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from pellucid.configfile import Config
-from pellucid.models import fit, spelling
+from pellucid.configfile import Config, apply_overrides
+from pellucid.models import fit, presets, spelling
 from pellucid.models.words import (
     FFN,
     Count,
@@ -104,7 +105,11 @@ class Stack(Config):
 
 
 class ModelConfig(Stack):
-    """An encoder, a decoder, or both: of a model of two stacks, the fields outside ``encoder`` are the decoder's."""
+    """An encoder, a decoder, or both: of a model of two stacks, the fields outside ``encoder`` are the decoder's.
+
+    ``preset: gpt2`` begins with a config known by name (:mod:`~pellucid.models.presets`); what else is given is laid
+    over it.
+    """
 
     family: Literal["encoder", "decoder", "encoder_decoder"] = "decoder"
     vocab_size: Count
@@ -125,6 +130,13 @@ class ModelConfig(Stack):
     logit_multiplier: Positive = 1.0
     final_logit_softcapping: Positive | None = None
     """Bends tokens' logits to ``c · tanh(logit / c)``, after the multiplier."""
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> ModelConfig:
+        """The config of a YAML or JSON file, or of the preset that is called so, with overrides laid over it."""
+        if path in presets.names():
+            return cls.from_mapping(apply_overrides({"preset": path}, overrides))
+        return super().from_file(path, overrides)
 
     @model_validator(mode="before")
     @classmethod

@@ -23,9 +23,7 @@ class EncoderDecoder(Decoder):
         super().__init__(*arguments, **parts)
         self.encoder = encoder
 
-    def remembered(
-        self, batch: Batch, cache: ContiguousCache | None
-    ) -> tuple[Memory | None, tuple[RoutingSums, ...]]:
+    def remembered(self, batch: Batch, cache: ContiguousCache | None) -> tuple[Memory | None, tuple[RoutingSums, ...]]:
         """The encoder's last hidden states, or the cache's memory of them."""
         if cache is not None and cache.memory is not None:
             if batch.source is not None:
@@ -34,7 +32,9 @@ class EncoderDecoder(Decoder):
         if batch.source is None:
             raise InputError("the batch has no source to read; make one with Batch.from_pairs([[5, 8]], [[7, 2]])")
         if batch.source.shape[0] != batch.shape[0]:
-            raise InputError(f"the source has {batch.source.shape[0]} rows and the batch {batch.shape[0]}; give one each")
+            raise InputError(
+                f"the source has {batch.source.shape[0]} rows and the batch {batch.shape[0]}; give one each"
+            )
         self.encoder.gradient_checkpointing = self.gradient_checkpointing
         read = self.encoder(batch.source, want="hidden")
         places = batch.source.coordinates()

@@ -18,6 +18,7 @@ _DRAWN = (*_SCALED, "sandwich", "reordered")
 def check_stack(stack: Stack) -> None:
     """Raises ValueError for the first two words of ``stack`` that cannot stand together."""
     _check_first_weights(stack)
+    _check_length(stack)
     on_entry = isinstance(stack.position, Learned | Sinusoidal)
     for number, layer in enumerate(stack.each_layer):
         if layer.position is not None and on_entry:
@@ -39,6 +40,15 @@ def check_stack(stack: Stack) -> None:
         except PellucidError as error:
             kind = f"position {position.kind!r}" + (" turns pairs of features" if isinstance(position, Rope) else "")
             raise ValueError(f"{kind} does not fit {parts.heads_in_words(stack.attention)}: {error}") from error
+
+
+def _check_length(stack: Stack) -> None:
+    table, most = stack.position, stack.max_position_embeddings
+    if isinstance(table, Learned) and most is not None and most > table.max_positions:
+        raise ValueError(
+            f"max_position_embeddings is {most}, but position 'learned' has a table for {table.max_positions}; make "
+            "position.max_positions larger, or leave max_position_embeddings out"
+        )
 
 
 def _check_first_weights(stack: Stack) -> None:
@@ -73,19 +83,17 @@ def check_model(config: ModelConfig) -> None:
     """Raises ValueError for the first two words of ``config`` that cannot stand together."""
     if config.family == "encoder_decoder":
         _check_pair(config)
-    else:
-        for name in ("encoder", "source_vocab_size", "cross_attention"):
-            if getattr(config, name) is not None:
-                raise ValueError(
-                    f"{name} belongs to family 'encoder_decoder', but family is {config.family!r}; leave it out"
-                )
     _check_head(config)
 
 
 def _check_pair(config: ModelConfig) -> None:
     encoder = config.encoder
-    if encoder is None or config.cross_attention is None:
-        raise ValueError("family 'encoder_decoder' needs an encoder and cross_attention; leave both out for the usual")
+    if config.cross_attention is None:
+        raise ValueError(
+            f"attention {config.attention.kind!r} cannot read an encoder; say how the decoder does: give cross_attention "
+            "its num_attention_heads"
+        )
+    assert encoder is not None
     if config.norm_placement.startswith("parallel"):
         raise ValueError(
             f"norm_placement {config.norm_placement!r} has no place for cross-attention; "
@@ -97,13 +105,17 @@ def _check_pair(config: ModelConfig) -> None:
             "a token table; give source_vocab_size"
         )
     if config.cross_attention.attention_sinks:
-        raise ValueError("cross_attention.attention_sinks is true, but memory is attended to without sinks; leave it out")
+        raise ValueError(
+            "cross_attention.attention_sinks is true, but memory is attended to without sinks; leave it out"
+        )
 
 
 def _check_head(config: ModelConfig) -> None:
     head = config.head
     if isinstance(head, MaskedLM) and config.family != "encoder":
-        raise ValueError(f"head 'masked_lm' belongs to an encoder, but family is {config.family!r}; take language_model")
+        raise ValueError(
+            f"head 'masked_lm' belongs to an encoder, but family is {config.family!r}; take language_model"
+        )
     if config.family == "encoder_decoder" and not isinstance(head, VOCABULARY):
         raise ValueError(f"head is {head.kind!r}, but an encoder_decoder gives tokens; take language_model")
     if not isinstance(head, VOCABULARY):

@@ -190,9 +190,7 @@ class RegressionHead(DocumentHead):
 
     name: ClassVar[str] = "regressor"
 
-    def __init__(
-        self, size: int, outputs: int, *, pooling: Pooling, pooler: nn.Module | None, dropout: float
-    ) -> None:
+    def __init__(self, size: int, outputs: int, *, pooling: Pooling, pooler: nn.Module | None, dropout: float) -> None:
         super().__init__(size, pooling=pooling, pooler=pooler, dropout=dropout)
         self.out_proj = nn.Linear(size, outputs)
 
@@ -206,7 +204,9 @@ class RegressionHead(DocumentHead):
         numbers = at_least_float32(self(hidden_BTD, places))
         wanted = _targets(batch, documents_of(places), None).to(numbers.dtype).view(len(numbers), -1)
         if wanted.shape != numbers.shape:
-            raise ShapeError(f"targets hold {wanted.shape[1]} numbers a document, but the head gives {numbers.shape[1]}")
+            raise ShapeError(
+                f"targets hold {wanted.shape[1]} numbers a document, but the head gives {numbers.shape[1]}"
+            )
         known = ~wanted.isnan().any(1)
         error = torch.where(known[:, None], numbers - torch.where(known[:, None], wanted, 0.0), 0.0)
         return Loss(error.square().mean(1).sum(), known.sum())
@@ -234,7 +234,9 @@ class EmbeddingHead(DocumentHead):
         vectors = at_least_float32(self(hidden_BTD, batch.coordinates()))
         count = len(vectors)
         if count % 2:
-            raise InputError(f"a batch of pairs has an even number of documents, not {count}; give documents two by two")
+            raise InputError(
+                f"a batch of pairs has an even number of documents, not {count}; give documents two by two"
+            )
         scores_CC = (vectors @ vectors.T) / self.temperature
         itself = torch.eye(count, dtype=torch.bool, device=vectors.device)
         pair_C = torch.arange(count, device=vectors.device) ^ 1
@@ -257,7 +259,9 @@ def _targets(batch: Batch, documents: Documents, shape: tuple[int, ...] | None) 
     """``batch.targets``, checked: one entry a document, of this shape (None: any)."""
     count = len(documents.first)
     if batch.targets is None:
-        raise InputError(f"want='loss' needs targets, one for each of the batch's {count} documents; give Batch.targets")
+        raise InputError(
+            f"want='loss' needs targets, one for each of the batch's {count} documents; give Batch.targets"
+        )
     found = tuple(batch.targets.shape)
     if found[:1] != (count,) or (shape is not None and found[1:] != shape):
         raise ShapeError(

@@ -89,7 +89,7 @@ class Model(nn.Module):
                 x_BTD = checkpoint(block, x_BTD, queries, keys, use_reentrant=False, **told)
             else:
                 x_BTD = block(x_BTD, queries, keys, cache.layers[index] if cache else None, **told)
-        x_BTD = self.norm(x_BTD)
+        x_BTD = self.norm(x_BTD).to(self.dtype)  # a wide stream ends here
         if cache is not None:
             cache.commit()
         routing += tuple(tally.sums for tally in tallies if tally.sums is not None)
@@ -100,9 +100,7 @@ class Model(nn.Module):
                 return Output(x_BTD, loss=self.loss(x_BTD, batch), cache=cache, routing=routing)
         return Output(x_BTD, logits=self.head(x_BTD, queries), cache=cache, routing=routing)
 
-    def remembered(
-        self, batch: Batch, cache: ContiguousCache | None
-    ) -> tuple[Memory | None, tuple[RoutingSums, ...]]:
+    def remembered(self, batch: Batch, cache: ContiguousCache | None) -> tuple[Memory | None, tuple[RoutingSums, ...]]:
         """What the layers read besides their own stream, and what was routed on the way to it."""
         if batch.source is not None:
             raise InputError(f"the batch has a source, but {type(self).__name__} reads none; leave source out")

@@ -6,7 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from pellucid.configfile.text import show
 from pellucid.errors import ConfigError
+from pellucid.models import presets
 from pellucid.visibility import parse
 
 MOST_LAYERS = 4096
@@ -23,20 +25,32 @@ _OF_A_STACK = (
 
 def spelled_out(data: dict[str, Any]) -> dict[str, Any]:
     """A model's config with every short form written out; what is wrong in other ways is left for later checks."""
+    if "preset" in data:
+        data = _from_preset(data)
     family = data.get("family", "decoder")
     if not isinstance(family, str) or family not in _RULES:
-        return data
+        raise ValueError(f"family is {show(family)}, but must be 'encoder', 'decoder' or 'encoder_decoder'")
+    for name in ("encoder", "source_vocab_size", "cross_attention"):
+        if family != "encoder_decoder" and data.get(name) is not None:
+            raise ValueError(f"{name} belongs to family 'encoder_decoder', but family is {family!r}; leave it out")
     given_layers = data.get("num_hidden_layers")
     data = _stack(data, _RULES[family], two_way=family == "encoder")
     data["head"] = _head(data.get("head"), family)
     data.setdefault("tie_word_embeddings", _kind(data["head"]) in ("language_model", "masked_lm"))
     if family == "encoder_decoder":
         data["encoder"] = _encoder(data, given_layers)
-        if data.get("cross_attention") is None and isinstance(data.get("attention"), Mapping):
+        if data.get("cross_attention") is None and _kind(data.get("attention")) == "grouped":
             data["cross_attention"] = _cross(data["attention"])
         elif isinstance(data.get("cross_attention"), Mapping):
             data["cross_attention"] = _attention(dict(data["cross_attention"]), data)
     return data
+
+
+def _from_preset(data: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return presets.laid_over(data["preset"], {key: value for key, value in data.items() if key != "preset"})
+    except ConfigError as error:
+        raise ValueError(str(error)) from error
 
 
 def _stack(data: dict[str, Any], rule: str, *, two_way: bool) -> dict[str, Any]:
@@ -129,9 +143,10 @@ def _head(head: Any, family: str) -> Any:
     return head
 
 
-def _cross(attention: Mapping[str, Any]) -> dict[str, Any]:
+def _cross(attention: Any) -> dict[str, Any]:
     """Attention to the memory as attention to oneself; what only that can do is left out."""
-    return {name: value for name, value in attention.items() if name != "attention_sinks"}
+    said = attention if isinstance(attention, Mapping) else attention.model_dump()
+    return {name: value for name, value in said.items() if name != "attention_sinks"}
 
 
 def _attention(attention: dict[str, Any], stack: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from pellucid.errors import InputError, UnsupportedError
 from pellucid.nn.attention import Memory
 from pellucid.nn.cache import LayerCache
 from pellucid.nn.moe.routing import RoutingTally
-from pellucid.nn.streams import AsType, AsWeightsOf, Multiply
+from pellucid.nn.streams import AtLeast, AsWeightsOf, Multiply
 from pellucid.shapes import Float, Tensor
 from pellucid.visibility import Coordinates
 
@@ -25,7 +25,7 @@ class _Block(nn.Module):
     """What every block shares.
 
     ``branch_multiplier`` scales each branch before it joins the stream (Granite). ``stream_dtype`` keeps the stream in
-    that type, float32 for example, whatever the weights are in; branches run in the type of the attention's weights.
+    that type or a wider one, float32 for example, whatever the weights are in; branches run in the type of the attention's weights.
     A feed-forward part with ``routes = True`` is also told where the tokens are, and given the caller's ``tally``.
 
     A block with ``cross_attention`` and ``cross_norm`` reads a ``memory`` between its halves, in the way of its halves;
@@ -68,7 +68,7 @@ class _Block(nn.Module):
         self.residual_dropout: nn.Module = nn.Dropout(dropout)
         if branch_multiplier != 1.0:
             self.residual_dropout = nn.Sequential(nn.Dropout(dropout), Multiply(branch_multiplier))
-        self.to_stream: nn.Module = nn.Identity() if stream_dtype is None else AsType(stream_dtype)
+        self.to_stream: nn.Module = nn.Identity() if stream_dtype is None else AtLeast(stream_dtype)
         self.to_branch: nn.Module = nn.Identity() if stream_dtype is None else AsWeightsOf(self.attention)
 
 

@@ -22,15 +22,15 @@ class Multiply(nn.Module):
         return f"{self.factor:g}"
 
 
-class AsType(nn.Module):
-    """``x`` in a fixed type."""
+class AtLeast(nn.Module):
+    """``x`` in a type, or in its own where that is wider."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
         self.dtype = dtype
 
     def forward(self, x: Tensor) -> Tensor:
-        return x.to(self.dtype)
+        return x.to(torch.promote_types(x.dtype, self.dtype))
 
     def extra_repr(self) -> str:
         return str(self.dtype)

@@ -7,10 +7,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from pellucid.configfile import Config
+from pellucid.data.files import BUILT_IN
 from pellucid.data.text import HELDOUT_SHARE
 from pellucid.models.config import ModelConfig
+from pellucid.models.words import MoE, Sigmoid
+from pellucid.training import objectives
+from pellucid.training.objectives import Objective, reads_text
 from pellucid.training.precision import Precision
-from pellucid.visibility import causal
 
 Rate = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -24,9 +27,10 @@ class DataConfig(Config):
     """What is learnt, and how it is cut into rows."""
 
     source: Source = "python-source"
-    """``python-source`` (the running Python's standard library), a file, a glob, or a list of these."""
+    """``python-source`` (the running Python's standard library), a file, a glob, or a list of these. Objectives that
+    learn from examples want JSON lines or Parquet."""
     text_field: str = "text"
-    """The field of JSONL and Parquet records that holds the text."""
+    """The field of JSONL and Parquet records that holds plain text; those of examples the objective names."""
     heldout_share: Annotated[float, Field(gt=0, lt=1)] = HELDOUT_SHARE
     """The share of documents kept for validation, chosen by a stable hash of their names."""
     heldout_source: Source | None = None
@@ -35,8 +39,12 @@ class DataConfig(Config):
     """A ``tokenizer.json`` to use; left out, one is trained on the training documents."""
     vocab_size: Annotated[int, Field(ge=259)] | None = None
     """Tokens of a tokenizer that is trained; left out, the model's vocabulary."""
+    tokenizer_kind: Literal["bpe", "wordpiece", "unigram"] = "bpe"
+    """What is trained where no ``tokenizer`` is named. It gets the special tokens that the objective needs."""
     length: Annotated[int, Field(ge=2)] = 256
-    """Tokens in a row."""
+    """Tokens in a row. Examples are cut to that."""
+    source_length: Annotated[int, Field(ge=1)] | None = None
+    """Tokens in a row of what an encoder reads; left out, ``length``."""
 
 
 class AdamW(Config):
@@ -70,8 +78,10 @@ Optimizer = Annotated[AdamW | Muon, Field(discriminator="kind")]
 class Schedule(Config):
     """The rate over a run, as a multiple of its peak: warm-up, then a shape that ends at ``floor``."""
 
-    shape: Literal["cosine", "linear", "stable"] = "cosine"
-    """``stable`` stays at the peak and falls in a straight line over the last ``decay_share`` of the run."""
+    shape: Literal["cosine", "linear", "stable", "inverse_sqrt"] = "cosine"
+    """``stable`` stays at the peak and falls in a straight line over the last ``decay_share`` of the run.
+    ``inverse_sqrt`` falls as ``sqrt(warm-up / step)`` (Vaswani et al. 2017 §5.3), whatever the budget, and never below
+    ``floor``."""
     warmup_steps: Count = 0
     warmup_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """The warm-up as a share of the run, instead of as steps."""
@@ -106,8 +116,17 @@ class Minutes(Config):
 Budget = Annotated[Steps | Minutes, Field(discriminator="kind")]
 
 
+class Balance(Config):
+    """What keeps a mixture's experts equally used."""
+
+    coefficient: Rate = 0.01
+    """How much each routing layer's balance loss (Fedus et al. 2021 eq. 4) adds to the loss."""
+    rebalance_rate: Rate = 0.0
+    """How far a step moves the choice biases of sigmoid routers (Wang et al. 2024)."""
+
+
 class ValidationConfig(Config):
-    """Bits per byte of the held-out documents."""
+    """What the model makes of held-out documents: bits per byte of text, otherwise the loss and a figure beside it."""
 
     every: Count = 0
     """Steps between validations; 0: only at the end."""
@@ -119,12 +138,16 @@ class ValidationConfig(Config):
     """New tokens in each window of a long document; left out, half of ``length``."""
     batch_tokens: Positive = 16384
     """Tokens that go through the model at once."""
+    written: Count = 64
+    """At the end, targets of held-out examples that are written out greedily and compared; 0: none."""
 
 
 class TrainConfig(Config):
     """A whole run: ``pellucid train CONFIG`` reads it, ``config.yaml`` in the run folder keeps it."""
 
     model: ModelConfig
+    objective: Objective = objectives.NextToken()
+    """Left out, what the model's family and head are for."""
     data: DataConfig = DataConfig()
     optimizer: Optimizer = AdamW()
     schedule: Schedule = Schedule()
@@ -136,6 +159,10 @@ class TrainConfig(Config):
     clip_norm: Annotated[float, Field(gt=0)] | None = 1.0
     precision: Literal["auto", "float32", "bfloat16"] = "float32"
     """``auto`` measures once which is faster here; the run folder keeps what was chosen."""
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """The part of each label that is spread over all choices (Szegedy et al. 2016), in training alone."""
+    balance: Balance | None = None
+    """For mixtures of experts; left out, nothing keeps them equally used."""
     checkpoint_activations: bool = False
     """Recompute activations in the backward pass: less memory, a third more work."""
     validation: ValidationConfig = ValidationConfig()
@@ -149,13 +176,41 @@ class TrainConfig(Config):
     device: str = "cpu"
 
     @model_validator(mode="after")
-    def _labels_are_hidden(self) -> TrainConfig:
-        # The objective is the next token: a layer that looks ahead would read its own label, and learn to copy it.
-        seeing = next((rule for rule in self.model.rules if rule.ahead != 0), None)
-        if seeing is not None:
+    def _objective_fits(self) -> TrainConfig:
+        if "objective" not in self.model_fields_set:
+            object.__setattr__(self, "objective", objectives.usual(self.model))
+        objectives.check(self.objective, self.model)
+        if self.label_smoothing and not isinstance(self.objective, objectives.SMOOTHED):
             raise ValueError(
-                f"the rule {seeing} in model.layers lets a token see the next one, which it has to predict; "
-                f"add causal: {(causal() & seeing).describe()!r}"
+                f"label_smoothing is {self.label_smoothing}, but objective {self.objective.kind!r} has no labels to "
+                "smooth; leave it out"
+            )
+        if self.data.source_length is not None and self.model.family != "encoder_decoder":
+            raise ValueError(
+                f"data.source_length is {self.data.source_length}, but model.family is {self.model.family!r}, which "
+                "reads no source; leave it out"
+            )
+        if self.data.source == BUILT_IN and not reads_text(self.objective):
+            raise ValueError(
+                f"objective {self.objective.kind!r} learns from examples, but data.source is {BUILT_IN!r}; "
+                "name a .jsonl or .parquet file"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _balance_fits(self) -> TrainConfig:
+        if self.balance is None:
+            return self
+        stacks = [self.model, *([] if self.model.encoder is None else [self.model.encoder])]
+        parts = [layer.ffn or stack.ffn for stack in stacks for layer in stack.each_layer]
+        routers = [part.router for part in parts if isinstance(part, MoE)]
+        if not routers:
+            kinds = ", ".join(sorted({part.kind for part in parts}))
+            raise ValueError(f"balance is for experts, but model.ffn is {kinds}; leave it out, or take 'moe'")
+        if self.balance.rebalance_rate and not any(isinstance(router, Sigmoid) for router in routers):
+            raise ValueError(
+                f"balance.rebalance_rate is {self.balance.rebalance_rate}, but the routers are "
+                f"{', '.join(sorted({router.kind for router in routers}))}; only sigmoid ones have a choice bias"
             )
         return self
 

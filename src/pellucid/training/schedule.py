@@ -27,6 +27,8 @@ def multiplier(schedule: Schedule, budget: Steps | Minutes, step: int, minutes: 
     warm, start = _warmup(schedule, budget, step, done)
     if warm is not None:
         return warm
+    if schedule.shape == "inverse_sqrt":
+        return max(schedule.floor, _inverse_sqrt(schedule, budget, step, done))
     past = 1.0 if start >= 1 else min(max((done - start) / (1 - start), 0.0), 1.0)
     return schedule.floor + (1 - schedule.floor) * _fall(schedule, past)
 
@@ -43,6 +45,19 @@ def _warmup(schedule: Schedule, budget: Steps | Minutes, step: int, done: float)
     if step < steps:
         return (step + 1) / steps, 0.0
     return None, steps / budget.steps if budget.steps else 0.0
+
+
+def _inverse_sqrt(schedule: Schedule, budget: Steps | Minutes, step: int, done: float) -> float:
+    """``sqrt(warm-up / step)``, 1 at the warm-up's last step (Vaswani et al. 2017 §5.3, as a multiple of the peak).
+
+    Steps count from 1. Without a warm-up it falls from the first step on; a warm-up by the clock counts in time.
+    """
+    if schedule.warmup_share and isinstance(budget, Minutes):
+        return math.sqrt(schedule.warmup_share / done)
+    steps = schedule.warmup_steps
+    if schedule.warmup_share and isinstance(budget, Steps):
+        steps = round(schedule.warmup_share * budget.steps)
+    return math.sqrt(max(steps, 1) / (step + 1))
 
 
 def _fall(schedule: Schedule, past: float) -> float:

@@ -31,6 +31,7 @@ class Given(Rule):
     reach: Reach = (None, 0)
     ahead: int | None = None
     positional = False
+    by_slots = True
 
     def sees(self, queries: Coordinates, keys: Coordinates) -> Tensor:
         want = (queries.shape[0], queries.shape[1], keys.shape[1])

@@ -28,6 +28,9 @@ class Rule(ABC):
     positional: bool = True
     """Whether positions alone decide (no groups, no given matrix)."""
 
+    by_slots: bool = False
+    """Whether it says which slot sees which, so that no document can be looked at alone."""
+
     def mask(self, queries: Coordinates, keys: Coordinates) -> Bool[Tensor, "B 1 T S"]:
         """The readable truth: ``True`` where the query may see the key.
 
@@ -104,10 +107,10 @@ def is_everything(rule: Rule, length: int) -> bool:
     return rule.positional and rule.edges(length) == length * length
 
 
-def _parts(kind: type, rule: Rule) -> tuple[Rule, ...]:
+def _parts(kind: type[_Combined], rule: Rule) -> tuple[Rule, ...]:
     if not isinstance(rule, Rule):
         raise ConfigError(f"a rule combines only with a rule, not with {type(rule).__name__} ({rule!r})")
-    return rule.rules if isinstance(rule, All | AnyOf) and type(rule) is kind else (rule,)
+    return rule.rules if isinstance(rule, kind) else (rule,)
 
 
 def _q(queries: Coordinates) -> Tensor:
@@ -288,6 +291,10 @@ class _Combined(Rule):
     @property
     def positional(self) -> bool:  # type: ignore[override]
         return all(rule.positional for rule in self.rules)
+
+    @property
+    def by_slots(self) -> bool:  # type: ignore[override]
+        return any(rule.by_slots for rule in self.rules)
 
 
 @dataclass(frozen=True)

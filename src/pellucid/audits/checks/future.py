@@ -79,7 +79,8 @@ def _cached(bench: Bench, row: list[int]) -> Finding:
     near = [] if result.where is None or result.where.key is None else [result.where.key]
     flow = measured(bench, Changes(bench, row, _chunked, first=near))
     told = kept(bench, flow, ahead_of(flow.may), NAME, _CACHED, lambda q, k: "")
-    return told if told.status != "pass" else result
+    nobody_looks_ahead = all(rule.ahead == 0 for rule in bench.probe.rules)  # then nothing behind a cut may move it
+    return result if told.status == "pass" and nobody_looks_ahead else told
 
 
 def _chunks(slots: int) -> list[int]:

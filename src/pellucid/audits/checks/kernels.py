@@ -20,7 +20,7 @@ from pellucid.audits.method.judge import Index, finding
 from pellucid.audits.method.measure import Reading, Run, moved, scale_of
 from pellucid.audits.method.noise import kept_noise
 from pellucid.audits.method.rows import rows_of
-from pellucid.errors import UnsupportedError
+from pellucid.errors import UnsupportedError, one_line
 from pellucid.probe import Request
 from pellucid.records import Finding, Where
 
@@ -147,7 +147,7 @@ def _asked(bench: Bench, layout: _Layout, name: str, runs: list[Run]) -> tuple[s
             if plain and not _REFUSES.search(str(error)):
                 raise
             if run is runs[0]:
-                return str(error).partition("\n")[0] or type(error).__name__, given
+                return one_line(error), given
             given.append(None)
     return "", given
 

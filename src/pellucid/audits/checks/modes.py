@@ -18,7 +18,7 @@ from pellucid.audits.method.gradients import first_difference, gradients
 from pellucid.audits.method.judge import Index, finding, judge, unless_refused
 from pellucid.audits.method.measure import Reading, Run, moved, scale_of
 from pellucid.audits.method.rows import rows_of
-from pellucid.errors import UnsupportedError
+from pellucid.errors import UnsupportedError, one_line
 from pellucid.probe import Request
 from pellucid.records import Finding, Where
 
@@ -32,8 +32,7 @@ def run(bench: Bench) -> Iterator[Finding]:
     try:
         _graded(bench.native, Request.from_rows([bench.tokens(5)]))
     except RuntimeError as error:
-        said = str(error).partition("\n")[0]
-        yield Finding(NAME, "not_applicable", f"it cannot be asked with gradients on: {said}")
+        yield Finding(NAME, "not_applicable", f"it cannot be asked with gradients on: {one_line(error)}")
         return
     for layout, request in _layouts(bench):
         yield from _modes(bench, quiet, layout, request)
@@ -157,8 +156,7 @@ def _trained(run: Run, request: Request, frozen: bool = False, seed: int = 0) ->
         try:
             return _graded(run, request)
         except Exception as error:
-            said = str(error).partition("\n")[0]
-            raise UnsupportedError(f"in train mode it raises {type(error).__name__}: {said}") from error
+            raise UnsupportedError(f"in train mode it raises {type(error).__name__}: {one_line(error)}") from error
 
 
 def _learns(run: Run, request: Request) -> str | None:

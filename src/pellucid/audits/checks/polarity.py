@@ -52,7 +52,7 @@ class _Seen:
 
 def _look(run: Run, bench: Bench, request: Request, visible_TT: Tensor, hidden_TT: Tensor) -> _Seen:
     """One row, run alone; ``visible`` and ``hidden`` are the pairs [query, key] to look at."""
-    before = run.logits(request)
+    before = run.plain(request)
     sizes_TT = torch.zeros(request.shape[1], request.shape[1], dtype=torch.float64)
     for key in (visible_TT | hidden_TT).any(0).nonzero()[:, 0].tolist():
         after = request.with_token(0, key, bench.other(int(request.tokens[0, key])))
@@ -88,6 +88,9 @@ def _padding(bench: Bench, case: str, side: Side, row: list[int]) -> Finding:
     if not bool(visible_TT.any()):
         return Finding(NAME, "not_applicable", "by the declared rules no token sees another", case)
     run = bench.runs[-1]
+    if not bool(run.plain(request)[0, real_T].isfinite().all()):
+        message = "beside pads real tokens are answered with NaN or infinity, which moves by nothing (see padding)"
+        return Finding(NAME, "not_applicable", message, case)
     seen = _look(run, bench, request, visible_TT, real_T[:, None] & ~real_T[None, :])
     if seen.visible <= seen.limit and not seen.reversed:
         alone = Request.from_rows([real])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -87,6 +88,9 @@ def _restarts(
     readings = bench.read(measure)
     verdict = judge(bench, readings, bits=False)
     good = "every document counts its positions from 0, wherever it stands"
+    if verdict.size == math.inf:
+        message = "these tokens are answered with NaN or infinity, which says nothing of positions (see padding)"
+        return Finding(NAME, "not_applicable", message, case, Where(*verdict.first), verdict.size, verdict.decided)
     if verdict.status != "pass":
         first = control.segments == 1
         sound = bench.read(lambda run: _within(against_alone(run, control, control_rows), first))

@@ -18,6 +18,7 @@ from pellucid.audits.method.judge import unless_refused
 from pellucid.audits.method.measure import moved, scale_of
 from pellucid.audits.method.rows import rows_of
 from pellucid.audits.method.world import put_back, random_states, switches
+from pellucid.errors import one_line
 from pellucid.probe import Request
 from pellucid.records import Finding, Where
 
@@ -33,7 +34,8 @@ def run(bench: Bench) -> Iterator[Finding]:
     if bench.probe.module is not None:
         yield unless_refused(NAME, _FIRST, lambda: _first_request_decides(bench))
     for case, ask in _ways_in(bench):
-        left = list(_traces(bench, case, ask, request, other))
+        given = (each.with_targets(each.real) if case == "loss" else each for each in (request, other))
+        left = list(_traces(bench, case, ask, *given))
         good = "weights, attributes, flags, switches, random numbers and the caller's tensors are what they were"
         yield from left or [Finding(NAME, "pass", good, case)]
     yield _with_gradients(bench, request)
@@ -214,8 +216,8 @@ def _with_gradients(bench: Bench, request: Request) -> Finding:
         try:
             bench.native.differentiable(request)
         except RuntimeError as error:
-            said = str(error).partition("\n")[0]
-            return Finding(NAME, "not_applicable", f"it cannot be asked with gradients on: {said}", case)
+            message = f"it cannot be asked with gradients on: {one_line(error)}"
+            return Finding(NAME, "not_applicable", message, case)
         switched = put_back(kept)
         after = {} if module is None else {name: weight.grad for name, weight in module.named_parameters()}
         left = [name for name, grad in before.items() if after.get(name) is not grad]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pellucid.audits.method.measure import Reading, Run, moved, scale_of
 from pellucid.audits.method.noise import kept_noise
-from pellucid.errors import PellucidError
+from pellucid.errors import PellucidError, one_line
 from pellucid.probe import Capability, Probe, Request, Side
 from pellucid.records import Status
 
@@ -112,8 +112,7 @@ class Bench:
             run = Run(self.probe.over(twin), self.native.source)
             run.noise = kept_noise(twin, [lambda: run.logits(self._plain)])
         except (RuntimeError, TypeError, NotImplementedError, AttributeError, PellucidError) as error:
-            said = str(error).partition("\n")[0] or type(error).__name__
-            self.exact_reason = f"no float64 copy: {said}"
+            self.exact_reason = f"no float64 copy: {one_line(error)}"
             return None
         if run.dtype != torch.float64:
             self.exact_reason = f"its float64 copy answers in {run.name}"

@@ -15,7 +15,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
 from pellucid.audits.method.measure import Run
-from pellucid.errors import UnsupportedError
+from pellucid.errors import UnsupportedError, one_line
 
 _NESTED = 3  # how deep configurations are looked through for probabilities
 
@@ -32,8 +32,7 @@ def copied(run: Run) -> Run:
     try:
         twin = Run(run.probe.over(copy.deepcopy(module)), run.source)
     except Exception as error:  # anybody's code
-        said = str(error).partition("\n")[0] or type(error).__name__
-        raise UnsupportedError(f"it cannot be copied: {said}") from error
+        raise UnsupportedError(f"it cannot be copied: {one_line(error)}") from error
     twin.dtype, twin.noise = run.dtype, run.noise
     return twin
 

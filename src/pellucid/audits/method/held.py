@@ -26,6 +26,11 @@ _INNER = frozenset(
 
 Leaves = dict[str, Any]
 
+_HOLDERS = (
+    *(int, float, str, bytes, tuple, list, dict, set, deque, Tensor),
+    *(random.Random, torch.Generator),
+)
+
 
 def held_by(module: nn.Module | None) -> Leaves:
     """Every plain value reachable from the attributes of a module, its parts and their classes.
@@ -51,13 +56,16 @@ def held_by(module: nn.Module | None) -> Leaves:
 
 
 def _globals(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Containers and caches in the files that define the module's own classes."""
+    """What is held in the files that define the module's own classes, and by other classes of these files."""
     for name in dict.fromkeys(type(part).__module__ for part in module.modules()):
         if name.partition(".")[0] in _FOREIGN or name not in sys.modules:
             continue
         for key, value in list(vars(sys.modules[name]).items()):
-            if not key.startswith("__") and (isinstance(value, (list, dict, set, deque)) or _is_cache(value)):
+            own = getattr(type(value), "__module__", None) == name
+            if _is_state(key, value) or (own and not isinstance(value, nn.Module)):
                 yield f"{name}.{key}", value
+            elif isinstance(value, type) and value.__module__ == name and not issubclass(value, nn.Module):
+                yield from ((f"{name}.{key}.{inner}", held) for inner, held in vars(value).items() if _is_state(inner, held))
 
 
 def _is_cache(value: object) -> bool:
@@ -106,8 +114,8 @@ def _is_own(key: str) -> bool:
 
 
 def _is_state(key: str, value: object) -> bool:
-    """A class attribute that holds something, as opposed to methods, descriptors and what Python puts there."""
-    held = isinstance(value, (int, float, str, list, dict, set, deque, Tensor)) or _is_cache(value)
+    """A name that holds something, as opposed to methods, descriptors and what Python puts there."""
+    held = value is None or isinstance(value, _HOLDERS) or _is_cache(value)
     return held and not key.startswith("__")
 
 

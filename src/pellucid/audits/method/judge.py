@@ -11,7 +11,7 @@ import torch
 
 from pellucid.audits.method.bench import Bench
 from pellucid.audits.method.measure import Reading, Run
-from pellucid.errors import UnsupportedError
+from pellucid.errors import UnsupportedError, one_line
 from pellucid.records import Finding, Status, Where
 
 _CLEAR = 10.0  # so many times the rounding it must be where no float64 copy decides
@@ -98,8 +98,7 @@ def unless_refused(check: str, case: str, answer: Callable[[], Finding]) -> Find
     try:
         return answer()
     except (UnsupportedError, NotImplementedError) as error:
-        reason = str(error) or type(error).__name__
-        return Finding(check, "not_applicable", f"the target refuses: {reason}", case)
+        return Finding(check, "not_applicable", f"the target refuses: {one_line(error)}", case)
 
 
 def unless_no_gradient(check: str, case: str, answer: Callable[[], Finding]) -> Finding:
@@ -107,7 +106,7 @@ def unless_no_gradient(check: str, case: str, answer: Callable[[], Finding]) -> 
     try:
         return answer()
     except RuntimeError as error:
-        said = " ".join(str(error).split())[:200]
+        said = one_line(error)
         if not _NO_GRADIENT.search(said):
             raise
         return Finding(check, "not_applicable", f"no gradient can be taken: {said}", case)

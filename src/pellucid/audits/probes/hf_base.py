@@ -28,7 +28,7 @@ from pellucid.audits.probes.hf_cache import HFCache, refuse_gaps
 from pellucid.audits.probes.hf_found import Found, remembers
 from pellucid.audits.probes.hf_rules import Kind, rules_of, text_config
 from pellucid.audits.probes.hf_tries import found_in
-from pellucid.errors import InputError, UnsupportedError
+from pellucid.errors import InputError, UnsupportedError, one_line
 from pellucid.probe import Probe, Request, embeddings_replaced
 
 ALL_ONES = "with an all-ones mask"
@@ -40,6 +40,8 @@ class HFProbe(Probe):
     """What the three kinds have in common. ``model`` is any module with a ``config`` that is called like them."""
 
     kind: Kind = "causal"
+    hidden_states = False
+    """Whether hidden states are watched because there are no logits."""
     token_argument, mask_argument = "input_ids", "attention_mask"
     position_argument, embeddings_argument = "position_ids", "inputs_embeds"
 
@@ -64,8 +66,19 @@ class HFProbe(Probe):
 
     def logits(self, request: Request) -> Tensor:
         with self._embeddings(request):
-            scores: Tensor = self.ask(self.arguments(request)).logits
-        return scores
+            return self.scores_of(self.ask(self.arguments(request)))
+
+    def scores_of(self, answer: Any) -> Tensor:
+        """The logits; of a model without a head its last hidden states, which are watched in their place."""
+        for name in ("logits", "last_hidden_state"):
+            scores = getattr(answer, name, None)
+            if isinstance(scores, Tensor):
+                self.hidden_states = name != "logits"
+                return scores
+        known = ", ".join(answer) if isinstance(answer, dict) else type(answer).__name__
+        raise InputError(
+            f"{self.name} gives {known or 'nothing'}, but neither logits nor last_hidden_state; audit the model in it"
+        )
 
     def embed(self, request: Request) -> Tensor:
         embeddings_BTD: Tensor = self._table(request.tokens)
@@ -107,8 +120,7 @@ class HFProbe(Probe):
         with self._embeddings(request):
             answer = self._went_on(arguments, cache)
         cache.held, cache.real = getattr(answer, self.found.cache_attribute), real_BS
-        scores: Tensor = answer.logits
-        return scores
+        return self.scores_of(answer)
 
     def _went_on(self, arguments: dict[str, Any], cache: HFCache) -> Any:
         """A model that raises when it is to go on has refused, which is no fault of what it answers."""
@@ -117,8 +129,7 @@ class HFProbe(Probe):
         except (RuntimeError, ValueError, IndexError, NotImplementedError) as error:
             if cache.held is None:
                 raise
-            said = " ".join(str(error).split())[:150]
-            raise UnsupportedError(f"{self.name} does not go on from its cache like this: {said}") from error
+            raise UnsupportedError(f"{self.name} does not go on from its cache like this: {one_line(error)}") from error
 
     def attention(self, request: Request) -> list[Tensor]:
         with self.kernel("eager"), self._embeddings(request):

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from torch import nn
 
-from pellucid.errors import InputError
+from pellucid.errors import InputError, one_line
 
 
 def transformers_module() -> Any:
@@ -45,8 +45,7 @@ def from_folder(path: Path) -> nn.Module:
             path, local_files_only=True, use_safetensors=True, trust_remote_code=False
         )
     except Exception as error:  # anybody's files
-        said = " ".join(str(error).split())[:300]
-        raise InputError(f"{path} cannot be loaded as {name}: {type(error).__name__}: {said}") from error
+        raise InputError(f"{path} cannot be loaded as {name}: {type(error).__name__}: {one_line(error)}") from error
     return model
 
 

@@ -55,7 +55,7 @@ class _Tries:
         plain = self.scores(Request.from_rows([self.row]))
         said = (type(probe.module).forward.__doc__ or "").replace("*", "")
         shifts = probe.kind == "causal" and "not shifted inside" not in said
-        found = Found(scores=plain.shape[-1], max_length=self.max_length, shifts=shifts)
+        found = Found(scores=0 if probe.hidden_states else plain.shape[-1], max_length=self.max_length, shifts=shifts)
         probe.found = found = replace(found, offset=self.offset(plain))
         if found.offset is not None and self.positions_obeyed():
             self.can.add("positions")

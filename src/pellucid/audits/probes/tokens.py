@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from pellucid.audits.method.care import left_as_found
 from pellucid.audits.method.layers import stacks
 from pellucid.audits.method.measure import Run
-from pellucid.errors import InputError, ShapeError
+from pellucid.errors import InputError, ShapeError, one_line
 from pellucid.probe import Capability, Probe, Request, Visibility, embeddings_replaced
 from pellucid.visibility import causal
 
@@ -29,7 +30,7 @@ class TokensProbe(Probe):
 
     def __init__(
         self,
-        target: Callable[[Tensor], object],
+        target: Callable[..., object],
         *,
         vocab_size: int | None = None,
         rules: Sequence[Visibility] | None = None,
@@ -59,7 +60,7 @@ class TokensProbe(Probe):
         return result
 
     def over(self, module: nn.Module) -> TokensProbe:
-        probe = TokensProbe(
+        probe = type(self)(
             module, vocab_size=self.vocab_size, rules=self.rules, max_length=self.max_length, name=self.name
         )
         probe.declared = self.declared
@@ -76,8 +77,8 @@ class TokensProbe(Probe):
                 return ()
         return found[0] if len(found) == 1 else ()
 
-    def _called(self, tokens_BT: Tensor) -> Tensor:
-        result = self.target(tokens_BT)
+    def _called(self, tokens_BT: Tensor, **given: Any) -> Tensor:
+        result = self.target(tokens_BT, **given)
         logits = result if isinstance(result, Tensor) else getattr(result, "logits", None)
         if not isinstance(logits, Tensor):
             raise ShapeError(
@@ -85,6 +86,16 @@ class TokensProbe(Probe):
                 "vocabulary] or an object whose .logits is one: wrap the call in a function"
             )
         return logits
+
+    def _try_arguments(self, tokens_BT: Tensor) -> dict[str, Any]:
+        """What has to be given besides the tokens."""
+        del tokens_BT
+        return {}
+
+    @property
+    def _device(self) -> torch.device:
+        first = None if self.module is None else next(self.module.parameters(), None)
+        return torch.device("cpu") if first is None else first.device
 
     @property
     def _token_embedding(self) -> nn.Embedding:
@@ -101,7 +112,7 @@ class TokensProbe(Probe):
         """The table that reads the tokens, by name, and the vocabulary's size: seen by asking for two."""
         named = [] if self.module is None else list(self.module.named_modules())
         tables = {name: m for name, m in named if isinstance(m, nn.Embedding)}
-        tokens_BT = torch.tensor([[1, 0]], device=_device(self.module))
+        tokens_BT = torch.tensor([[1, 0]], device=self._device)
         readers: set[str] = set()
         with ExitStack() as stack:
             stack.enter_context(left_as_found(self.module))
@@ -110,14 +121,13 @@ class TokensProbe(Probe):
                 hook = partial(_note, readers, name, tokens_BT.clone())
                 stack.callback(table.register_forward_hook(hook).remove)
             try:
-                size = self._called(tokens_BT).shape[-1]
+                size = self._called(tokens_BT, **self._try_arguments(tokens_BT)).shape[-1]
             except Exception as error:  # anybody's code; the audit itself reports what it raises
                 if known:
                     return None, 0
-                text = str(error).partition("\n")[0]
                 raise InputError(
                     f"the vocabulary's size cannot be read off {self.name}, which raised "
-                    f"{type(error).__name__}: {text}; give TokensProbe(target, vocab_size=…)"
+                    f"{type(error).__name__}: {one_line(error)}; give TokensProbe(target, vocab_size=…)"
                 ) from error
         if len(readers) != 1:
             return None, size
@@ -138,8 +148,3 @@ def _note(
     given = inputs[0] if inputs else None
     if isinstance(given, Tensor) and given.shape == tokens_BT.shape and torch.equal(given.long(), tokens_BT):
         readers.add(name)
-
-
-def _device(module: nn.Module | None) -> torch.device:
-    first = None if module is None else next(module.parameters(), None)
-    return torch.device("cpu") if first is None else first.device

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from pellucid.audits.twins import flow, kernels, left, masks, modes, pairs, places, stack, state, sums
+from pellucid.audits.twins import caches, flow, kernels, left, masks, modes, pairs, places, stack, state, sums
 from pellucid.audits.twins.twin import Twin
 
-_MODULES = (flow, stack, pairs, sums, state, places, masks, modes, left, kernels)
+_MODULES = (flow, stack, pairs, sums, state, caches, places, masks, modes, left, kernels)
 
 TWINS: tuple[Twin, ...] = tuple(twin for module in _MODULES for twin in module.TWINS)
 """Every shipped twin."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from pellucid.audits.twins.toy import Slots, Toy
+from pellucid.audits.twins.toy import Slots, Toy, ToyCache
 from pellucid.audits.twins.twin import Twin
 from pellucid.probe import Request
 
@@ -54,6 +54,14 @@ class CentredOverTime(Toy):
         return x_BTD - 0.1 * x_BTD.mean(1, keepdim=True)
 
 
+class CausalOnlyBesidePadding(Toy):
+    """The causal flag is a hint: the mask is made where padding calls for one, and full rows go without."""
+
+    def sees(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
+        padded = bool((queries.segments == 0).any())
+        return super().sees(queries, keys, layer) if padded else _together(queries, keys)
+
+
 class WindowOneTooWide(Toy):
     """A window of w was handed to a kernel that counts w keys besides the query itself."""
 
@@ -85,6 +93,45 @@ class SeesPads(Toy):
 
     def entry(self, x_BTD: Tensor, queries: Slots, request: Request) -> Tensor:
         return x_BTD
+
+
+class CausalOnlyWithoutPadding(Toy):
+    """A padding mask takes the place of the causal one: in padded rows everyone sees everyone."""
+
+    def sees(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
+        padded = bool((queries.segments == 0).any())
+        return _together(queries, keys) if padded else super().sees(queries, keys, layer)
+
+
+class AddsWhereItShouldSelect(Toy):
+    """-100 is added to hidden scores, which are not bounded: a pad that scores higher is seen."""
+
+    def entry(self, x_BTD: Tensor, queries: Slots, request: Request) -> Tensor:
+        return x_BTD
+
+    def weights(self, scores_BTS: Tensor, sees_BTS: Tensor) -> Tensor:
+        return torch.where(sees_BTS, scores_BTS, scores_BTS - 100.0).softmax(-1)
+
+    def block(
+        self,
+        layer: nn.ModuleDict,
+        number: int,
+        x_BTD: Tensor,
+        queries: Slots,
+        keys: Slots,
+        places_BT: Tensor,
+        cache: ToyCache | None = None,
+    ) -> Tensor:
+        return x_BTD + self.attention(layer, number, x_BTD, queries, keys, places_BT, cache)
+
+
+class ShortensTheRows(Toy):
+    """Where every row ends in padding the answer is cut there: its shape is not that of the request."""
+
+    def forward(self, request: Request, cache: ToyCache | None = None) -> Tensor:
+        logits_BTV = super().forward(request, cache)
+        last = int(request.real.any(0).nonzero().max())
+        return logits_BTV[:, : last + 1] if cache is None else logits_BTV
 
 
 class CountsSlots(Toy):
@@ -190,11 +237,21 @@ class ScaledByBatch(Toy):
 TWINS = (
     *(
         Twin(make, "future")
-        for make in (SeesOneAhead, LastLayerOpen, UpsideDown, AddsSmallMask, CentredOverTime, OpenChunk)
+        for make in (
+            *(SeesOneAhead, LastLayerOpen, UpsideDown, AddsSmallMask, CentredOverTime, OpenChunk),
+            CausalOnlyBesidePadding,
+        )
     ),
     Twin(WindowOneTooWide, "window"),
-    *(Twin(make, "padding") for make in (SeesPads, CountsSlots, PadsById, MeanOverPads)),
+    *(
+        Twin(make, "padding")
+        for make in (
+            *(SeesPads, CountsSlots, PadsById, MeanOverPads),
+            *(CausalOnlyWithoutPadding, AddsWhereItShouldSelect),
+        )
+    ),
     Twin(PoisonedByPads, "padding", "fragile"),
+    Twin(ShortensTheRows, "padding", "error"),
     *(Twin(make, "packing") for make in (NoIsolation, LastLayerTogether, RunningPositions, BoundaryByToken)),
     *(Twin(make, "batch") for make in (CentredOverBatch, FirstRowsMask, ScaledByBatch)),
 )

@@ -11,7 +11,9 @@ from torch import Tensor
 from pellucid.audits.twins.lm import Lm
 from pellucid.audits.twins.modes import Recurrent
 from pellucid.audits.twins.state import DrawsNumbers
+from pellucid.audits.twins.toy import Toy
 from pellucid.audits.twins.twin import Twin
+from pellucid.probe import Request
 
 
 class KeepsTheLast(Recurrent):
@@ -85,6 +87,16 @@ class AddsHooks(Lm):
 
 def _nothing(*_: object) -> None:
     """A hook that looks on."""
+
+
+class OverwritesTargets(Toy):
+    """The loss writes into the caller's choice of what is to be learnt."""
+
+    def loss(self, request: Request) -> tuple[Tensor, Tensor]:
+        result = super().loss(request)
+        if request.targets is not None:
+            request.targets[:, -1] = False
+        return result
 
 
 class WakesUp(Recurrent):
@@ -165,6 +177,7 @@ TWINS = (
         Twin(make, "trace")
         for make in (
             AddsHooks,
+            OverwritesTargets,
             WakesUp,
             SwitchesGradientsOff,
             SwitchesTheDefaultDtype,

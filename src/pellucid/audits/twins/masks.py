@@ -6,6 +6,7 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from pellucid.audits.twins.lm import Answer, Lm
 from pellucid.audits.twins.toy import Slots, Toy
@@ -67,7 +68,30 @@ class EncoderProbe(Probe):
         return EncoderProbe(module)
 
 
+class ConvolvesOverPads(Lm):
+    """A short convolution before the layers is told nothing of padding: the first token beside a pad reads it."""
+
+    def entry(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
+        return x_BTD + 0.5 * functional.pad(x_BTD, (0, 0, 1, 0))[:, :-1]
+
+
 # ------------------------------------------------------------------------------------------------------- ignored
+
+
+class AnswersFromAMemo(Lm):
+    """Answers are kept under the ids alone: the same ids with another mask get the old answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memo: dict[tuple[object, ...], Tensor] = {}
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None
+    ) -> Answer:
+        key = (self.table.weight.dtype, *map(tuple, input_ids.tolist()))
+        if key not in self.memo:
+            self.memo[key] = super().forward(input_ids, attention_mask, position_ids).logits.detach()
+        return Answer(self.memo[key])
 
 
 class DiscardsTheFill(Lm):
@@ -197,9 +221,13 @@ class MeanOfNothing(Lm):
 
 
 TWINS = (
+    Twin(ConvolvesOverPads, "padding"),
     *(
         Twin(make, "mask_ignored")
-        for make in (DiscardsTheFill, LooksAtTheLastColumn, LengthsFromTheMask, SecondLayerUnmasked, NoLayerMasked)
+        for make in (
+            *(DiscardsTheFill, LooksAtTheLastColumn, LengthsFromTheMask, SecondLayerUnmasked, NoLayerMasked),
+            AnswersFromAMemo,
+        )
     ),
     *(Twin(make, "polarity") for make in (OnesWereHidden, PaddingUpsideDown, TriangleUpsideDown, PadsForKeys)),
     *(Twin(make, "hidden_rows") for make in (SoftmaxOverNothing, CleansNaNForward, TwoSmallestNumbers, DropsEmptyRows)),

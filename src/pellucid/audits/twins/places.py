@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pellucid.audits.twins.lm import Lm
+from pellucid.audits.twins.lm import Layer, Lm, turned
 from pellucid.audits.twins.masks import Encoder
 from pellucid.audits.twins.toy import Slots, Toy
 from pellucid.audits.twins.twin import Twin
@@ -44,6 +44,18 @@ class AnglesFromOne(Lm):
 
     def angles(self, position_ids: Tensor) -> Tensor:
         return super().angles(position_ids * (1 + position_ids * 2.0**-7))
+
+
+class PairsMixed(Lm):
+    """Queries are turned in halves, keys in neighbours: only at position 0 do the pairs fit."""
+
+    def step(self, layer: Layer, x_BTD: Tensor, visible_B1TT: Tensor, angles_BTP: Tensor) -> Tensor:
+        h_BTD = layer.norm_1(x_BTD)
+        q, k = turned(layer.heads(layer.q(h_BTD)), angles_BTP), layer.heads(layer.k(h_BTD))
+        in_halves = torch.cat([k[..., 0::2], k[..., 1::2]], -1)
+        k = torch.stack(turned(in_halves, angles_BTP).chunk(2, -1), -1).flatten(-2)
+        mixed = self.mix(layer, q, k, layer.heads(layer.v(h_BTD)), visible_B1TT)
+        return x_BTD + layer.o(mixed.transpose(1, 2).flatten(-2))
 
 
 class EncoderCountsSlots(Encoder):
@@ -122,6 +134,7 @@ TWINS = tuple(
         IgnoresPositions,
         AnglesInHalf,
         AnglesFromOne,
+        PairsMixed,
         EncoderCountsSlots,
         ClampsPositions,
         WrapsPositions,

@@ -45,6 +45,14 @@ class MeansOfMeans(Toy):
         return rows.sum() / busy * learnt.sum(), learnt.sum()
 
 
+class TimesTheRows(Toy):
+    """The mean was repaired twice: the sum comes out multiplied by the number of rows."""
+
+    def loss(self, request: Request) -> tuple[Tensor, Tensor]:
+        total, count = super().loss(request)
+        return total * request.shape[0], count
+
+
 class IgnoresTokenZero(Toy):
     """Pads are found by id 0, so a true token 0 (an end token, say) is never learnt."""
 
@@ -85,6 +93,7 @@ TWINS = tuple(
         ShiftedTwice,
         NotShifted,
         MeansOfMeans,
+        TimesTheRows,
         IgnoresTokenZero,
         LearnsPads,
         CrossesBorders,

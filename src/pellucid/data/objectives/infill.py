@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
 import torch
 
 from pellucid.data.batch import Batch
@@ -18,11 +19,12 @@ class SpanCorruption:
     """Each document becomes a pair: what is left of it for the encoder, what was cut out for the decoder.
 
     Of n tokens, ``round(share * n)`` are cut out (at least 1, at most n-1), in ``round(that / mean_span)`` spans
-    (at least 1, at most n minus that) of random lengths, after a piece that stays; pieces alternate. In the source
-    a sentinel stands for each span, the tokens are each sentinel followed by its span, both end with ``eos_id``
-    and the tokens begin with ``start_id`` (T5, section 3.1.4 and its ``random_spans_noise_mask``). A document of one
-    token stays whole, and only the end is predicted. Give documents without begin and end tokens: these would be
-    cut out like any other.
+    (at least 1, at most n minus that), as in T5 (section 3.1.4 and its ``random_spans_noise_mask``); all ways to place
+    such spans with a token between them are equally likely. (T5 always ends with a span, so that of short documents
+    only the end would ever be cut out.) In the source a sentinel stands for each span, the tokens are each sentinel
+    followed by its span, both end with ``eos_id`` and the tokens begin with ``start_id``. A document of one token
+    stays whole, and only the end is predicted. Give documents without begin and end tokens (``ends=False``):
+    these would be cut out like any other.
 
     Rows are padded to the longest, or to ``source_length`` and ``length`` where given.
     """
@@ -50,10 +52,12 @@ class SpanCorruption:
             if getattr(batch, name) is not None:
                 raise InputError(f"SpanCorruption makes both halves itself, but the batch has {name}; leave it out")
         dice = needed(dice, "SpanCorruption")
-        rows = []
-        for row, lengths in enumerate(batch.document_lengths):
-            documents = [batch.tokens[row][batch.segments[row] == segment].tolist() for segment in lengths]
-            rows.append([self._halves(document, dice) for document in documents])
+        slots, document = batch.document_slots
+        drawn = torch.rand(len(slots), generator=dice, dtype=torch.float64).numpy()
+        ends = np.cumsum(np.bincount(document))[:-1]
+        parts = zip(np.split(batch.tokens.numpy().reshape(-1)[slots], ends), np.split(drawn, ends), strict=True)
+        halves = (self._halves(document.tolist(), numbers.tolist()) for document, numbers in parts)
+        rows = [[next(halves) for _ in lengths] for lengths in batch.document_lengths]
         return causal(Batch.from_pair_rows(rows, source_length=self.source_length, length=self.length))
 
     def counts(self, tokens: int) -> tuple[int, int]:
@@ -63,29 +67,30 @@ class SpanCorruption:
         noise = min(max(round(self.share * tokens), 1), tokens - 1)
         return noise, min(max(round(noise / self.mean_span), 1), tokens - noise)
 
-    def _halves(self, document: list[int], dice: torch.Generator) -> tuple[list[int], list[int]]:
-        """``(source, tokens)`` of one document."""
+    def _halves(self, document: list[int], drawn: list[float]) -> tuple[list[int], list[int]]:
+        """``(source, tokens)`` of one document; ``drawn`` has a random number a token."""
         noise, spans = self.counts(len(document))
         if spans > len(self.sentinel_ids):
             raise DataError(
                 f"a document of {len(document)} tokens has {spans} spans to cut out, but there are "
                 f"{len(self.sentinel_ids)} sentinels; shorten the rows, raise mean_span, or give more sentinel_ids"
             )
-        kept, cut = (_lengths(total, spans, dice) for total in (len(document) - noise, noise))
+        if not spans:
+            return [*document, self.eos_id], [self.start_id, self.eos_id]
+        kept = len(document) - noise
+        stays, goes = _lengths(drawn[: kept + 1], spans + 1), _lengths(drawn[kept + 1 :], spans)
+        stays[0], stays[-1] = stays[0] - 1, stays[-1] - 1  # of kept + 2 tokens: the first and the last may be empty
         source: list[int] = []
         tokens, place = [self.start_id], 0
-        for sentinel, stays, goes in zip(self.sentinel_ids, kept, cut, strict=False):
-            source += [*document[place : place + stays], sentinel]
-            tokens += [sentinel, *document[place + stays : place + stays + goes]]
-            place += stays + goes
+        for sentinel, stay, go in zip(self.sentinel_ids, stays, goes, strict=False):
+            source += [*document[place : place + stay], sentinel]
+            tokens += [sentinel, *document[place + stay : place + stay + go]]
+            place += stay + go
         return [*source, *document[place:], self.eos_id], [*tokens, self.eos_id]
 
 
-def _lengths(total: int, parts: int, dice: torch.Generator) -> list[int]:
-    """``parts`` lengths of 1 or more that add up to ``total``, all such lists equally likely."""
-    if not parts:
-        return []
-    order = torch.rand(total - 1, generator=dice, dtype=torch.float64).argsort(stable=True)
-    cuts = sorted(order[: parts - 1].tolist())
-    edges = [0, *(cut + 1 for cut in cuts), total]
+def _lengths(drawn: list[float], parts: int) -> list[int]:
+    """``parts`` lengths of 1 or more that add up to one more than the numbers ``drawn``, all lists equally likely."""
+    smallest = sorted(range(len(drawn)), key=drawn.__getitem__)[: parts - 1]
+    edges = [0, *sorted(place + 1 for place in smallest), len(drawn) + 1]
     return [stop - start for start, stop in pairwise(edges)]

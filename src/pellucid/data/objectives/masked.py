@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from pellucid.data.batch import IGNORED, Batch
 from pellucid.data.objectives.signature import needed, refuse_share
 from pellucid.errors import ConfigError, DataError
-from pellucid.shapes import Tensor
+
+Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -51,65 +54,68 @@ class MaskedLM:
             )
 
     @cached_property
-    def _is_special(self) -> Tensor:
-        special = torch.zeros(self.vocab_size, dtype=torch.bool)
+    def _is_special(self) -> NDArray[np.bool_]:
+        special = np.zeros(self.vocab_size, dtype=bool)
         special[[self.mask_id, *self.special_ids]] = True
         return special
 
     @cached_property
-    def _ordinary(self) -> Tensor:
+    def _ordinary(self) -> NDArray[np.int64]:
         """The ids that a random token is drawn from."""
-        return (~self._is_special).nonzero()[:, 0]
+        return np.flatnonzero(~self._is_special)
 
     @cached_property
-    def _begins(self) -> Tensor:
-        """``Bool[V]``: ids at which a word begins; all of them where words are not asked for."""
-        return torch.tensor([True] * self.vocab_size if self.begins_word is None else self.begins_word)
+    def _begins(self) -> NDArray[np.bool_]:
+        """``[V]``: ids at which a word begins; all of them where words are not asked for."""
+        return np.array([True] * self.vocab_size if self.begins_word is None else self.begins_word)
 
     def __call__(self, batch: Batch, dice: torch.Generator | None = None) -> Batch:
         if batch.labels is not None:
             return batch
         dice = needed(dice, "MaskedLM")
-        if batch.tokens.numel() and not int(batch.tokens.max()) < self.vocab_size:
-            raise DataError(
-                f"token id {int(batch.tokens.max())} was met, but vocab_size is {self.vocab_size}; raise it"
-            )
-        tokens, labels = batch.tokens.clone(), torch.full_like(batch.tokens, IGNORED)
-        for row, lengths in enumerate(batch.document_lengths):
-            for segment in lengths:
-                slots = (batch.segments[row] == segment).nonzero()[:, 0]
-                document = batch.tokens[row, slots]
-                chosen = self._choose(document, dice)
-                labels[row, slots[chosen]] = document[chosen]
-                tokens[row, slots[chosen]] = self._noise(document[chosen], dice)
-        return replace(batch, tokens=tokens, labels=labels)
+        tokens = batch.tokens.clone().numpy()
+        if tokens.size and not tokens.max() < self.vocab_size:
+            raise DataError(f"token id {tokens.max()} was met, but vocab_size is {self.vocab_size}; raise it")
+        labels = np.full_like(tokens, IGNORED)
+        slots, document = batch.document_slots
+        old = tokens.reshape(-1)[slots]
+        chosen = self._choose(old, document, dice)
+        labels.reshape(-1)[slots[chosen]] = old[chosen]
+        tokens.reshape(-1)[slots[chosen]] = self._noise(old[chosen], dice)
+        return replace(batch, tokens=torch.from_numpy(tokens), labels=torch.from_numpy(labels))
 
-    def _choose(self, document_T: Tensor, dice: torch.Generator) -> Tensor:
-        """Places to predict, in whole words."""
-        special = self._is_special[document_T]
-        free = (~special).nonzero()[:, 0]
-        if not len(free):
-            return free
-        begins = self._begins[document_T]
-        begins[0] = True
+    def _choose(self, tokens: Ids, document: Ids, dice: torch.Generator) -> NDArray[np.bool_]:
+        """Which of all documents' tokens are to be predicted, in whole words."""
+        special = self._is_special[tokens]
+        begins = self._begins[tokens] | (np.diff(document, prepend=-1) != 0)
         begins[1:] |= special[:-1]
-        word = torch.cumsum(begins, 0)[free]
-        _, word, sizes = word.unique(return_inverse=True, return_counts=True)
-        budget = max(1, round(self.share * len(free)))
-        taken = torch.zeros(len(sizes), dtype=torch.bool)
-        order = torch.rand(len(sizes), generator=dice, dtype=torch.float64).argsort(stable=True)
-        left = budget
-        for number, size in zip(order.tolist(), sizes[order].tolist(), strict=True):
-            if size <= left:
-                taken[number] = True
-                left -= size
-        if left == budget:
-            taken[order[sizes[order].argmin()]] = True
-        return free[taken[word]]
+        free = np.flatnonzero(~special)
+        _, word, sizes = np.unique(np.cumsum(begins)[free], return_inverse=True, return_counts=True)
+        owner = document[free[np.cumsum(sizes) - sizes]]
+        taken = np.zeros(len(sizes), dtype=bool)
+        order = np.lexsort((torch.rand(len(sizes), generator=dice, dtype=torch.float64).numpy(), owner))
+        ends = np.flatnonzero(np.diff(owner, append=-1)) + 1
+        for first, stop in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=False):
+            words = order[first:stop]
+            taken[_fitting(words.tolist(), sizes[words].tolist(), self.share)] = True
+        chosen = np.zeros(len(tokens), dtype=bool)
+        chosen[free] = taken[word]
+        return chosen
 
-    def _noise(self, chosen_C: Tensor, dice: torch.Generator) -> Tensor:
+    def _noise(self, chosen: Ids, dice: torch.Generator) -> Ids:
         """What stands in place of the chosen tokens."""
-        fate = torch.rand(len(chosen_C), generator=dice, dtype=torch.float64)
-        drawn = torch.randint(len(self._ordinary), (len(chosen_C),), generator=dice)
-        noisy = torch.where(fate < self.keep, chosen_C, self.mask_id)
-        return torch.where(fate >= 1 - self.random, self._ordinary[drawn], noisy)
+        fate = torch.rand(len(chosen), generator=dice, dtype=torch.float64).numpy()
+        drawn = torch.randint(len(self._ordinary), (len(chosen),), generator=dice).numpy()
+        noisy = np.where(fate < self.keep, chosen, self.mask_id)
+        return np.where(fate >= 1 - self.random, self._ordinary[drawn], noisy)
+
+
+def _fitting(words: list[int], sizes: list[int], share: float) -> list[int]:
+    """The words, in this order, that fit into their document's share; the shortest where none does."""
+    left = max(1, round(share * sum(sizes)))
+    taken = []
+    for word, size in zip(words, sizes, strict=True):
+        if size <= left:
+            taken.append(word)
+            left -= size
+    return taken or [words[sizes.index(min(sizes))]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from pellucid.data.batch import IGNORED, Batch
@@ -75,18 +76,17 @@ class PrefixLM:
         return replace(batch, groups=groups, labels=labels.masked_fill(inside, IGNORED))
 
     def _split(self, batch: Batch, dice: torch.Generator | None) -> Int[Tensor, "B T"]:
+        slots, document = batch.document_slots
+        lengths = np.bincount(document)
         if self.share is None:
-            needed(dice, "PrefixLM without a share")
-        groups = torch.zeros_like(batch.tokens)
-        for row, lengths in enumerate(batch.document_lengths):
-            for segment, length in lengths.items():
-                if self.share is None:
-                    size = 1 + int(torch.rand((), generator=dice, dtype=torch.float64).item() * (length - 1))
-                else:
-                    size = round(self.share * length)
-                mine = (batch.segments[row] == segment) & (batch.positions[row] < max(1, min(size, length - 1)))
-                groups[row] += mine
-        return groups
+            dice = needed(dice, "PrefixLM without a share")
+            drawn = torch.rand(len(lengths), generator=dice, dtype=torch.float64).numpy()
+            sizes = 1 + (drawn * (lengths - 1)).astype(np.int64)
+        else:
+            sizes = np.maximum(1, np.minimum(np.round(self.share * lengths), lengths - 1))
+        groups = np.zeros(batch.tokens.numel(), dtype=np.int64)
+        groups[slots] = batch.positions.numpy().reshape(-1)[slots] < sizes[document]
+        return torch.from_numpy(groups).view(batch.shape)
 
 
 @dataclass(frozen=True)
@@ -122,15 +122,14 @@ class SequenceToSequence:
                     f"a start token would have to be put before documents with {name}; begin each with "
                     f"start_id {self.start_id} when they are made"
                 )
+        slots, document = batch.document_slots
+        parts = iter(np.split(batch.tokens.numpy().reshape(-1)[slots], np.cumsum(np.bincount(document))[:-1]))
         rows = [
-            [(segment, self._begun(row, segments == segment)) for segment in lengths]
-            for row, segments, lengths in zip(batch.tokens, batch.segments, batch.document_lengths, strict=True)
+            [(segment, with_begin(self.start_id, next(parts).tolist())) for segment in lengths]
+            for lengths in batch.document_lengths
         ]
-        slots = max(batch.shape[1], *(sum(len(ids) for _, ids in row) for row in rows))
-        return replace(Batch.from_numbered(rows, length=slots), source=batch.source)
-
-    def _begun(self, tokens_T: Tensor, mine_T: Tensor) -> list[int]:
-        return with_begin(self.start_id, tokens_T[mine_T].tolist())
+        longest = max(sum(len(ids) for _, ids in row) for row in rows)
+        return replace(Batch.from_numbered(rows, length=max(longest, batch.shape[1])), source=batch.source)
 
 
 def _ahead(batch: Batch, steps: int) -> Int[Tensor, "B T"]:

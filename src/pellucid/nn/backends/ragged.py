@@ -15,6 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from pellucid.errors import UnsupportedError
 from pellucid.nn.backends import sdpa
 from pellucid.nn.backends.call import Call
+from pellucid.nn.runs import merged
 from pellucid.shapes import Tensor
 from pellucid.visibility import Coordinates, Layout, Run
 
@@ -28,16 +29,17 @@ def refusal(call: Call) -> str | None:
         return "ragged needs coordinates whose layout the host knows (Coordinates(layout=…) or CPU tensors)"
     if call.bias is not None:
         return "ragged takes no bias"
-    if not call.rule.positional and (call.queries.groups is None or call.keys.groups is None):
+    if call.rule.by_slots:
         return "ragged cannot cut a given mask into documents"
     return sdpa.refusal(call)
 
 
 def pays(call: Call) -> bool:
     """Whether going document by document is less work than one dense call."""
-    layout = call.queries.layout
-    if not call.is_self or layout is None or layout.kind == "full":
+    if not call.is_self:
         return False
+    layout = call.queries.layout
+    assert layout is not None
     pairs = sum((run.stop - run.start) ** 2 for run in layout.runs)
     return pairs + _PAIRS_PER_CALL * len(layout.runs) < layout.rows * layout.slots**2
 
@@ -133,17 +135,13 @@ def _join_coordinates(pieces: list[_Piece]) -> Coordinates:
         assert part.layout is not None
         (run,) = part.layout.runs
         start = runs[-1].stop if runs else 0
-        follows = bool(runs) and run.first == runs[-1].first + runs[-1].stop - runs[-1].start
-        if follows:
-            runs[-1] = runs[-1]._replace(stop=start + run.stop)
-        else:
-            runs.append(run._replace(start=start, stop=start + run.stop))
+        runs.append(run._replace(start=start, stop=start + run.stop))
     groups = [part.groups for part in parts if part.groups is not None]
     return Coordinates(
         torch.cat([part.positions for part in parts], 1),
         torch.cat([part.segments for part in parts], 1),
         torch.cat(groups, 1) if groups else None,
-        Layout(1, runs[-1].stop, tuple(runs)),
+        Layout(1, runs[-1].stop, merged(runs)),
     )
 
 

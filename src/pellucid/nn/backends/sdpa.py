@@ -65,7 +65,7 @@ def prepare(call: Call) -> Prepared:
     mask, seeing_BT = _safe_mask(call) if shortcut is None else (None, None)
     heads, kv_heads = call.q.shape[2], k.shape[2]
     # One new token: the query heads of a group are rows over the same keys, and no key is copied.
-    folded = call.q.shape[1] == 1 and mask is None and kv_heads < heads
+    folded = call.q.shape[1] == 1 and mask is None
     arguments = {
         "query": call.q[:, 0].unflatten(1, (kv_heads, -1)) if folded else call.q.transpose(1, 2),
         "key": k.transpose(1, 2),
@@ -82,7 +82,7 @@ def prepare(call: Call) -> Prepared:
 def _shortcut(rule: Rule, queries: Coordinates, keys: Coordinates) -> str | None:
     """``"causal"`` or ``"none"`` where the kernel needs no mask."""
     query, key = queries.layout, keys.layout
-    if query is None or key is None or query.kind != "full" or key.kind != "full" or not rule.positional:
+    if query is None or key is None or query.kind != "full" or key.kind != "full":
         return None
     if queries is keys and all(run.first == 0 for run in query.runs):
         if is_plain_causal(rule, query.slots):
@@ -97,7 +97,8 @@ def _shortcut(rule: Rule, queries: Coordinates, keys: Coordinates) -> str | None
     if newest and all(k.first == 0 for k in key.runs):
         # the power of two keeps the number of lengths that are looked at small while a cache grows
         length = 1 << (key.slots - 1).bit_length()
-        return "none" if is_plain_causal(rule, length) or is_plain_causal(rule, key.slots) else None
+        if is_plain_causal(rule, length) or is_plain_causal(rule, key.slots):
+            return "none"
     return "none" if rule == everything() else None
 
 

@@ -1,0 +1,126 @@
+"""Targets that are no transformers models but are called like them: ids, ``attention_mask``, ``position_ids``."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from pellucid.audits.method.care import left_as_found
+from pellucid.audits.probes.tokens import TokensProbe
+from pellucid.errors import InputError
+from pellucid.probe import Capability, Request, Side, Visibility, embeddings_replaced
+
+ALL_ONES = "with an all-ones mask"
+MASK, POSITIONS = "attention_mask", "position_ids"
+
+
+def named_arguments(target: object) -> frozenset[str]:
+    """Which of the two arguments of transformers' models a target takes by name besides its tokens."""
+    called = target.forward if isinstance(target, nn.Module) else target
+    try:
+        parameters = inspect.signature(cast(Callable[..., object], called)).parameters
+    except (TypeError, ValueError):
+        return frozenset()
+    return frozenset(_optional(parameters))
+
+
+def _optional(parameters: Mapping[str, inspect.Parameter]) -> Iterator[str]:
+    required = [p for p in parameters.values() if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+    if len({p.name for p in required} - {MASK, POSITIONS}) > 1:
+        return  # it needs more than we know of
+    yield from (name for name in (MASK, POSITIONS) if name in parameters)
+
+
+class NamedProbe(TokensProbe):
+    """``forward(ids, attention_mask=…, position_ids=…) -> logits``, or an object whose ``.logits`` are these.
+
+    As for transformers' own models the mask is 1 for real tokens, and is given where something is padded; position
+    ids, where slots do not say them. What is not taken is not asked about. Caches, packs and losses have no common
+    way of being asked: for these write a probe.
+    """
+
+    def __init__(
+        self,
+        target: Callable[..., object],
+        *,
+        vocab_size: int | None = None,
+        rules: Sequence[Visibility] | None = None,
+        max_length: int | None = None,
+        name: str | None = None,
+    ) -> None:
+        self.takes = named_arguments(target)
+        if not self.takes:
+            raise InputError(f"{type(target).__name__} takes neither {MASK} nor {POSITIONS} by name; use TokensProbe")
+        self._way = ""
+        super().__init__(target, vocab_size=vocab_size, rules=rules, max_length=max_length, name=name)
+        offered: set[Capability] = set(self.capabilities)
+        with left_as_found(self.module), torch.no_grad():
+            if POSITIONS in self.takes and self._works(Request.from_rows([[1, 0]]), moved=True):
+                offered.add("positions")
+            if MASK in self.takes and self._works(Request.from_rows([[1, 0], [1]])):
+                offered.add("padding")
+                self.sides, self.ways = self._sides(), (ALL_ONES,)
+        self.capabilities = frozenset(offered)
+
+    def logits(self, request: Request) -> Tensor:
+        given = self._given(request)
+        if request.embeddings is None:
+            return self._called(request.tokens, **given)
+        with embeddings_replaced(self._token_embedding, request.embeddings):
+            return self._called(request.tokens, **given)
+
+    @contextmanager
+    def asked(self, way: str) -> Iterator[None]:
+        before, self._way = self._way, way
+        try:
+            yield
+        finally:
+            self._way = before
+
+    def _given(self, request: Request) -> dict[str, Any]:
+        given: dict[str, Any] = {}
+        if MASK in self.takes and (self._way == ALL_ONES or not bool(request.real.all()) or self._needs(MASK)):
+            given[MASK] = request.real.long()
+        slots_T = torch.arange(request.shape[1], device=request.positions.device)
+        told = bool((request.real & (request.positions != slots_T)).any())
+        if POSITIONS in self.takes and (told or self._needs(POSITIONS)):
+            given[POSITIONS] = request.positions
+        return given
+
+    def _needs(self, name: str) -> bool:
+        """Whether the argument has no default, so that it must always be given."""
+        called = self.target.forward if isinstance(self.target, nn.Module) else self.target
+        parameter = inspect.signature(called).parameters[name]
+        return parameter.default is parameter.empty
+
+    def _try_arguments(self, tokens_BT: Tensor) -> dict[str, Any]:
+        ones_BT = torch.ones_like(tokens_BT)
+        every = {MASK: ones_BT, POSITIONS: ones_BT.cumsum(1) - 1}
+        return {name: value for name, value in every.items() if name in self.takes and self._needs(name)}
+
+    def _works(self, request: Request, moved: bool = False) -> bool:
+        request = request.to(self._device)
+        if moved:
+            request = replace(request, positions=request.positions + 1)
+        try:
+            return self.logits(request).shape[:2] == request.tokens.shape
+        except Exception:  # noqa: BLE001 (anybody's code)
+            return False
+
+    def _sides(self) -> tuple[Side, ...]:
+        """Left of the tokens only where positions can be told, or where the target counts them by the mask itself."""
+        if POSITIONS in self.takes:
+            return ("right", "left", "both")
+        alone, padded = Request.from_rows([[1, 0]]), Request.from_rows([[1, 0]], side="left", length=4)
+        try:
+            want, got = (self.logits(each.to(self._device))[0, -2:] for each in (alone, padded))
+        except Exception:  # noqa: BLE001 (anybody's code)
+            return ("right",)
+        same = bool(torch.allclose(want, got, rtol=1e-4, atol=1e-4))
+        return ("right", "left", "both") if same else ("right",)

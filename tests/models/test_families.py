@@ -1,0 +1,246 @@
+"""What encoders, decoders and the two together promise: who reads what, what is shared, what is refused."""
+
+import pytest
+import torch
+
+from pellucid.data.batch import Batch
+from pellucid.errors import ConfigError, InputError, LengthError, UnsupportedError
+from pellucid.models import Decoder, Encoder, EncoderDecoder, ModelConfig, build
+
+
+def config_of(**more):
+    return ModelConfig(
+        **{
+            "vocab_size": 19,
+            "hidden_size": 16,
+            "num_hidden_layers": 2,
+            "attention": {"num_attention_heads": 4, "num_key_value_heads": 2},
+            "ffn": {"kind": "gated", "intermediate_size": 24},
+            **more,
+        }
+    )
+
+
+def model_of(**more):
+    return build(config_of(**more), dtype=torch.float64)
+
+
+PAIRS = Batch.from_pairs([[5, 8, 2, 9], [4, 4]], [[3, 1, 6], [7]])
+
+
+def test_each_family_is_a_class_of_its_own():
+    assert type(model_of()) is Decoder
+    assert type(model_of(family="encoder")) is Encoder
+    assert type(model_of(family="encoder_decoder")) is EncoderDecoder
+
+
+def test_rules_and_heads_follow_from_the_family_and_are_written_out():
+    encoder, both = config_of(family="encoder"), config_of(family="encoder_decoder")
+    assert encoder.layers == ("everything()",) * 2
+    assert encoder.head.kind == "masked_lm"
+    assert both.layers == ("causal()",) * 2
+    assert both.encoder.layers == ("everything()",) * 2
+    assert both.cross_attention.num_key_value_heads == 2
+    assert ModelConfig.from_mapping(both.model_dump(mode="json")) == both
+
+
+def test_an_encoder_takes_from_its_decoder_what_it_does_not_say_itself():
+    config = config_of(
+        family="encoder_decoder",
+        position={"kind": "relative_bias", "num_buckets": 8},
+        norm={"kind": "layer_norm", "eps": 1e-3},
+        encoder={"num_hidden_layers": 3, "ffn": {"kind": "dense", "intermediate_size": 8}},
+    )
+    assert len(config.encoder.layers) == 3
+    assert config.encoder.norm == config.norm
+    assert config.encoder.ffn.kind == "dense"
+    assert (config.position.bidirectional, config.encoder.position.bidirectional) == (False, True)
+
+
+def test_first_and_last_tokens_of_the_source_reach_every_target_token():
+    """B14, B59: cross-attention is neither causal nor windowed, whatever the decoder's own layers are."""
+    model = model_of(family="encoder_decoder", rule="causal & window(2)", encoder={"rule": "everything & window(2)"})
+    plain = model(PAIRS).logits
+    for slot in range(4):
+        changed = PAIRS.source.tokens.clone()
+        changed[0, slot] = 11
+        moved = model(Batch.from_pairs([changed[0].tolist(), [4, 4]], [[3, 1, 6], [7]])).logits
+        assert bool((moved[0] != plain[0]).any(-1).all())
+        assert torch.equal(moved[1], plain[1])
+
+
+def test_packed_pairs_read_their_own_source():
+    model = model_of(family="encoder_decoder")
+    packed = model(Batch.from_pairs([[5, 8, 2, 9], [4, 4]], [[3, 1, 6], [7]], packed=True)).logits[0]
+    apart = model(PAIRS).logits
+    torch.testing.assert_close(packed[:3], apart[0], rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(packed[3], apart[1, 0], rtol=1e-10, atol=1e-10)
+
+
+def test_the_source_comes_once_and_the_cache_remembers_it():
+    model = model_of(family="encoder_decoder")
+    whole = model(PAIRS).logits
+    cache = model.new_cache(2, 4)
+    first = model(Batch.from_pairs([[5, 8, 2, 9], [4, 4]], [[3], [7]]), cache=cache).logits
+    second = model(Batch.from_rows([[1, 6], []]), cache=cache).logits
+    torch.testing.assert_close(torch.cat([first, second], 1)[0], whole[0], rtol=1e-10, atol=1e-10)
+    with pytest.raises(InputError, match="remembers a source already"):
+        model(Batch.from_pairs([[5], [4]], [[3], [7]]), cache=cache)
+
+
+def test_sources_where_none_are_read_and_none_where_they_are():
+    with pytest.raises(InputError, match="Decoder reads none"):
+        model_of()(PAIRS)
+    with pytest.raises(InputError, match="has no source to read"):
+        model_of(family="encoder_decoder")(Batch.from_rows([[5]]))
+    with pytest.raises(UnsupportedError, match="keeps no cache"):
+        model_of(family="encoder")(Batch.from_rows([[5]]), cache=model_of().new_cache(1, 4))
+
+
+def test_a_memory_of_another_size_needs_a_table_of_its_own():
+    with pytest.raises(ConfigError, match="encoder.hidden_size is 24 and hidden_size 16"):
+        config_of(family="encoder_decoder", encoder={"hidden_size": 24})
+    model = model_of(family="encoder_decoder", encoder={"hidden_size": 24}, source_vocab_size=11)
+    assert model.encoder.embed_tokens.weight.shape == (11, 24)
+    assert model(PAIRS).logits.shape == (2, 3, 19)
+
+
+def test_three_ways_tied():
+    model = model_of(family="encoder_decoder")
+    assert model.encoder.embed_tokens.weight is model.embed_tokens.weight is model.lm_head.weight
+    apart = model_of(family="encoder_decoder", source_vocab_size=19, tie_word_embeddings=False)
+    assert (
+        len({id(w) for w in (apart.encoder.embed_tokens.weight, apart.embed_tokens.weight, apart.lm_head.weight)}) == 3
+    )
+
+
+def test_layers_may_be_one_layer():
+    shared = [{"rule": "causal"}, {"rule": "causal", "same_as": 0}, {"rule": "causal", "same_as": 0}]
+    model, single = model_of(layers=shared, num_hidden_layers=3), model_of(num_hidden_layers=1)
+    count = [sum(p.numel() for p in m.parameters()) for m in (model, single)]
+    assert count[0] == count[1]
+    assert model.layers[2] is model.layers[0]
+    for weights in (model, single):
+        weights.double()
+    single.load_state_dict(model.state_dict(), strict=False)
+    x = Batch.from_rows([[5, 8, 2]])
+    one = single(x, want="hidden").hidden
+    assert not torch.allclose(model(x, want="hidden").hidden, one)  # three times through it is not once
+    for odd in ([{"rule": "causal", "same_as": 0}], [{"rule": "causal"}, {"rule": "causal & window(2)", "same_as": 0}]):
+        with pytest.raises(ConfigError, match="same_as|the same as"):
+            config_of(layers=odd, num_hidden_layers=len(odd))
+
+
+def test_factorised_embeddings_lead_in_and_out():
+    model = model_of(embedding_size=6)
+    assert model.embed_tokens.weight.shape == (19, 6)
+    assert model.embed_project.weight.shape == (16, 6)
+    assert model.lm_head.project.weight.shape == (6, 16)
+    assert model.lm_head.weight is model.embed_tokens.weight
+    assert model(Batch.from_rows([[5, 8]])).logits.shape == (1, 2, 19)
+
+
+def test_embeddings_are_multiplied_and_the_root_is_written_out():
+    config = config_of(embedding_multiplier="sqrt", position={"kind": "none"})
+    assert config.embedding_multiplier == 4.0
+    model = build(config, dtype=torch.float64)
+    batch = Batch.from_rows([[5, 8]])
+    entered = model.embedded(batch, batch.coordinates())
+    torch.testing.assert_close(entered, 4 * model.embed_tokens.weight[[5, 8]][None])
+
+
+@pytest.mark.parametrize("embedding_norm", [False, True])
+@pytest.mark.parametrize("embedding_size", [None, 6])
+def test_nan_in_the_row_of_the_padding_id_reaches_nothing(embedding_norm, embedding_size):
+    """Outputs, and the gradients of norms and matrices on entry, with a norm there and without."""
+    model = model_of(
+        family="encoder", embedding_norm=embedding_norm, embedding_size=embedding_size, norm={"kind": "layer_norm"}
+    )
+    batch = Batch.from_rows([[5, 8, 2], [7]])
+    labelled = batch.with_labels(torch.where(batch.segments != 0, batch.tokens, -100))
+    want = model(labelled, want="loss").loss.total
+    with torch.no_grad():
+        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone())
+        model.embed_tokens.weight[0] = torch.nan
+    got = model(labelled, want="loss").loss.total
+    torch.testing.assert_close(got, want, rtol=0, atol=0)
+    got.backward()
+    for name, weight in model.named_parameters():
+        assert weight.grad is None or bool(weight.grad.isfinite().all()), name
+
+
+def test_types_add_to_content_and_position():
+    """L21."""
+    model = model_of(family="encoder", token_types=2)
+    batch = Batch.from_rows([[5, 8, 2, 9]])
+    typed = Batch(batch.tokens, batch.positions, batch.segments, types=torch.tensor([[0, 0, 1, 1]]))
+    entered, plain = (model.embedded(b, b.coordinates()) for b in (typed, batch))
+    difference = model.token_types.weight[1] - model.token_types.weight[0]
+    torch.testing.assert_close(entered - plain, torch.stack([0 * difference] * 2 + [difference] * 2)[None])
+    with pytest.raises(InputError, match="no token_types"):
+        model_of(family="encoder")(typed)
+
+
+def test_a_document_past_the_limit_is_refused_with_a_cache_too():
+    model = model_of(max_position_embeddings=4)
+    assert model.max_length == 4
+    with pytest.raises(LengthError, match="5 tokens, but max_position_embeddings is 4"):
+        model(Batch.from_rows([[5, 8, 2, 9, 1]]))
+    cache = model.new_cache(1, 8)
+    model(Batch.from_rows([[5, 8, 2]]), cache=cache)
+    with pytest.raises(LengthError, match="5 tokens"):
+        model(Batch.from_rows([[9, 1]]), cache=cache)
+    model(Batch.from_rows([[9]]), cache=cache)
+    assert cache.length == 4
+
+
+def test_a_float32_stream_in_a_bfloat16_model():
+    """Small branches are not lost in a large stream; in float64 the stream stays float64."""
+    config = config_of(residual_dtype="float32")
+    narrow = build(config, dtype=torch.bfloat16)
+    seen = []
+    narrow.layers[0].register_forward_hook(lambda *a: seen.append(a[2].dtype))
+    narrow(Batch.from_rows([[5, 8, 2]]))
+    assert seen == [torch.float32]
+    exact = build(config, dtype=torch.float64)
+    plain = build(config_of(), dtype=torch.float64)
+    batch = Batch.from_rows([[5, 8, 2]])
+    assert torch.equal(exact(batch).logits, plain(batch).logits)
+
+
+def test_encoders_without_positions_do_not_care_about_order():
+    """L07: with ``NoPosition`` the outputs move with the tokens."""
+    model = model_of(family="encoder", position={"kind": "none"})
+    row, order = [5, 8, 2, 9, 1], [3, 0, 4, 1, 2]
+    plain = model(Batch.from_rows([row])).logits[0]
+    moved = model(Batch.from_rows([[row[i] for i in order]])).logits[0]
+    torch.testing.assert_close(moved, plain[order], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"encoder": {"num_hidden_layers": 1}}, "encoder belongs to family 'encoder_decoder'"),
+        ({"family": "encoder", "source_vocab_size": 9}, "source_vocab_size belongs to family"),
+        ({"family": "encoder_decoder", "norm_placement": "parallel"}, "no place for cross-attention"),
+        ({"norm_placement": "sandwich", "residual_init": "zero"}, "a norm behind each branch undoes it"),
+        ({"norm_placement": "deep", "initializer_range": 0.02}, "Xavier's scale"),
+        (
+            {"position": {"kind": "learned", "max_positions": 8}, "layers": [{"rule": "causal", "position": {"kind": "none"}}],
+             "num_hidden_layers": 1},
+            "is added on entry",
+        ),
+        ({"attention": {"num_attention_heads": 4, "head_dim": 3}}, "rope"),
+        ({"position": {"kind": "rope", "rotary_dim": 6}}, "rotated is 6"),
+        ({"position": {"kind": "rope", "scaling": {"kind": "longrope", "short": [1.0], "long": [1.0],
+                                                   "original_length": 4, "attention_factor": 1.0}}}, "one divisor a pair"),
+        ({"position": {"kind": "relative_bias", "num_buckets": 3}}, None),
+        ({"position": {"kind": "relative_bias", "num_buckets": 1}}, "relative_bias"),
+    ],
+)  # fmt: skip
+def test_words_that_cannot_stand_together(more, said):
+    if said is None:
+        assert build(config_of(**more))
+        return
+    with pytest.raises(ConfigError, match=said):
+        config_of(**more)

@@ -1,0 +1,281 @@
+"""What the kernels are asked: no mask where none is needed, no copy of keys, and never a question to the device."""
+
+import math
+
+import pytest
+import torch
+
+from pellucid.errors import ShapeError, UnsupportedError
+from pellucid.nn.attend import attend, choose
+from pellucid.nn.backends import ragged, sdpa
+from pellucid.nn.backends.call import Call
+from pellucid.visibility import (
+    Coordinates,
+    Layout,
+    blocks,
+    causal,
+    chunk,
+    everything,
+    from_visible,
+    prefix,
+    sinks,
+    window,
+)
+
+BACKENDS = ["reference", "sdpa", "ragged"]
+
+
+def at(*positions, segment=1):
+    return Coordinates(torch.tensor([positions]), torch.full((1, len(positions)), segment))
+
+
+def untold(places):
+    """The same places, on a host that does not know them."""
+    twin = Coordinates(places.positions, places.segments, places.groups)
+    object.__setattr__(twin, "layout", None)
+    return twin
+
+
+def halves(length, rows=1):
+    """Rows of two documents of this length."""
+    positions = torch.arange(length).repeat(2)[None].repeat(rows, 1)
+    return Coordinates(positions, torch.arange(1, 3).repeat_interleave(length)[None].repeat(rows, 1))
+
+
+def drawn(queries, keys, heads=4, kv_heads=2, size=8):
+    torch.manual_seed(1)
+    (b, t), s = queries.shape, keys.shape[1]
+    shapes = ((b, t, heads, size), (b, s, kv_heads, size), (b, s, kv_heads, size))
+    return [torch.randn(shape, dtype=torch.float64) for shape in shapes]
+
+
+def asked(queries, keys, rule, heads=4, kv_heads=2, **words):
+    names = {"scale": None, "softcap": None, "bias": None, "sink_logits": None, "dropout": 0.0, **words}
+    return Call(*drawn(queries, keys, heads, kv_heads), rule, queries, keys, **names)
+
+
+def assert_as_the_reference(queries, keys, rule, heads=(4, 2), backends=("sdpa", "ragged", "auto"), **words):
+    tensors = drawn(queries, keys, *heads)
+    settings = {"rule": rule, "queries": queries, "keys": keys, **words}
+    expected = attend(*tensors, backend="reference", **settings)
+    for backend in backends:
+        got = attend(*tensors, backend=backend, **settings)
+        torch.testing.assert_close(got, expected, atol=1e-10, rtol=0, msg=f"{backend} under {rule}")
+    return expected
+
+
+TEN = Coordinates.range(10, 2)
+NEXT = Coordinates(torch.full((2, 1), 9), torch.ones(2, 1, dtype=torch.long))
+PADDED = Coordinates(torch.tensor([[0, 1, 2], [0, 0, 1]]), torch.tensor([[1, 1, 1], [0, 1, 1]]))
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "rule", "mask", "is_causal"),
+    [
+        (TEN, TEN, causal(), False, True),
+        (TEN, TEN, causal() & window(10), False, True),
+        (TEN, TEN, causal() & window(9), True, False),
+        (TEN, TEN, everything(), False, False),
+        (TEN, TEN, chunk(10), False, False),
+        (TEN, TEN, chunk(9), True, False),
+        (TEN, TEN, window(1), True, False),  # as many pairs as causal(), and none of them
+        (TEN, TEN, from_visible(torch.ones(10, 10, dtype=torch.bool)), True, False),
+        (halves(5), halves(5), causal(), True, False),
+        (PADDED, PADDED, everything(), True, False),
+        (NEXT, TEN, causal(), False, False),
+        (NEXT, TEN, causal() & window(10), False, False),
+        (NEXT, TEN, causal() & window(9), True, False),
+        (NEXT, TEN, everything(), False, False),
+        (TEN, Coordinates.range(3, 2), everything(), False, False),
+        (TEN, Coordinates.range(3, 2), causal(), True, False),
+        (Coordinates.range(1, 2), Coordinates.range(1, 2), causal(), False, False),
+    ],
+)
+def test_a_mask_is_made_only_where_one_is_needed(queries, keys, rule, mask, is_causal):
+    """And ``is_causal``, which counts slots, is said only where slots are positions."""
+    keys = queries if keys is TEN and queries is TEN else keys
+    found = sdpa.prepare(asked(queries, keys, rule)).arguments
+    assert ((found["attn_mask"] is not None), found["is_causal"]) == (mask, is_causal)
+    assert_as_the_reference(queries, keys, rule, backends=("sdpa",))
+
+
+@pytest.mark.parametrize(
+    ("slots", "heads", "shared"), [(1, (4, 2), False), (1, (4, 4), False), (3, (4, 2), True), (3, (4, 4), False)]
+)
+def test_a_new_token_shares_keys_without_a_copy(slots, heads, shared):
+    keys = Coordinates.range(6)
+    queries = at(*range(6 - slots, 6))
+    prepared = sdpa.prepare(asked(queries, keys, causal(), *heads))
+    assert prepared.arguments["enable_gqa"] is shared
+    rows = (heads[1], heads[0] // heads[1]) if slots == 1 else (heads[0], slots)
+    assert prepared.arguments["query"].shape == (1, *rows, 8)
+    assert_as_the_reference(queries, keys, causal(), heads)
+
+
+def test_a_new_token_with_a_bias_a_head():
+    bias = torch.randn(1, 4, 1, 6, dtype=torch.float64)
+    assert_as_the_reference(at(5), Coordinates.range(6), causal(), backends=("sdpa", "auto"), bias=bias)
+
+
+def test_no_kernel_is_handed_a_row_that_sees_nothing():
+    prepared = sdpa.prepare(asked(PADDED, PADDED, causal()))
+    assert prepared.arguments["attn_mask"].any(-1).all()
+    assert prepared.seeing.equal(PADDED.real)
+    whole = sdpa.prepare(asked(halves(3), halves(3), causal()))
+    assert whole.seeing is None
+
+
+# --- a slot is not a position --------------------------------------------------------------------------------------
+
+LATE = at(*range(5, 12))
+
+
+@pytest.mark.parametrize(
+    "rule", [causal() & chunk(8), chunk(8), causal() | prefix(6), causal() & (window(2) | sinks(1))]
+)
+@pytest.mark.parametrize(
+    ("queries", "keys"),
+    [
+        (LATE, LATE),
+        (at(11), LATE),  # the newest of keys that do not begin at 0
+        (at(3), Coordinates.range(6)),  # one query in the middle
+        (at(7), Coordinates.range(6)),  # one query past the end
+        (at(5, 6, 7), at(0, 1, 2)),  # the same slots, other positions
+        (at(5, segment=2), Coordinates.range(6)),  # the next position of another document
+        (at(3, 4, segment=2), Coordinates.range(6)),
+        (at(0, 1, 4, 5), at(0, 1, 4, 5)),  # a gap
+        (at(3, 4, 0, 1), at(3, 4, 0, 1)),  # out of order
+    ],
+    ids=str,
+)
+def test_positions_decide_for_every_kernel(queries, keys, rule):
+    for asking in (rule, causal(), everything()):
+        assert_as_the_reference(queries, keys, asking)
+
+
+@pytest.mark.parametrize("rule", [causal(), everything(), causal() & window(2), causal() | blocks()], ids=str)
+def test_documents_in_pieces_whose_positions_go_back_and_on(rule):
+    """One document before and behind padding: its second piece begins again, goes on, or skips."""
+    segments = torch.tensor([[1, 1, 0, 1, 1, 2, 1]] * 3)
+    positions = torch.tensor([[0, 1, 0, 0, 1, 0, 2], [0, 1, 0, 2, 3, 0, 4], [2, 3, 0, 0, 1, 0, 9]])
+    groups = torch.tensor([[1, 1, 0, 1, 2, 2, 2]] * 3)
+    places = Coordinates(positions, segments, groups)
+    assert_as_the_reference(places, places, rule)
+    plan = ragged._plan(places, places)
+    for piece in plan.coordinates.values():
+        assert piece.layout == Layout.of(piece.positions, piece.segments)
+
+
+# --- which kernel --------------------------------------------------------------------------------------------------
+
+
+def test_documents_are_cut_where_that_is_less_work():
+    """Two documents of n: 2 n² pairs and two calls, against (2 n)² pairs; at a tie one call is as good."""
+    tie = math.isqrt(ragged._PAIRS_PER_CALL)
+    assert tie**2 == ragged._PAIRS_PER_CALL
+
+    def chosen(length, rule=None, rows=1, **words):
+        places = halves(length, rows)
+        return choose(asked(places, places, causal() if rule is None else rule, **words))
+
+    assert chosen(tie) == "sdpa"
+    assert chosen(tie + 1) == "ragged"
+    assert chosen(tie + 1, rows=3) == "ragged"
+    assert chosen(tie + 1, bias=torch.zeros(1, 1, 2 * tie + 2, 2 * tie + 2)) == "sdpa"
+    assert chosen(tie + 1, sink_logits=torch.zeros(4)) == "reference"
+    assert choose(asked(halves(tie + 1), halves(tie + 1), causal())) == "sdpa"  # keys of their own
+    wide = Coordinates.range(2 * tie + 2)
+    assert choose(asked(wide, wide, causal())) == "sdpa"
+
+
+def test_a_given_mask_is_never_cut():
+    """Groups or none, alone or as a part of a rule: ``auto`` finds a kernel that can."""
+    n = math.isqrt(ragged._PAIRS_PER_CALL) + 1
+    row = halves(n)
+    mask = from_visible(torch.ones(2 * n, 2 * n, dtype=torch.bool).tril(-1))
+    for groups in (None, torch.ones_like(row.segments)):
+        places = Coordinates(row.positions, row.segments, groups)
+        for rule in (mask, mask & causal(), mask | causal()):
+            assert_as_the_reference(places, places, rule, backends=("auto",))
+            with pytest.raises(UnsupportedError, match="ragged cannot cut a given mask into documents; use backend="):
+                attend(*drawn(places, places), rule=rule, queries=places, keys=places, backend="ragged")
+
+
+def test_groups_are_cut_with_their_documents():
+    groups = torch.tensor([[1, 1, 0, 2, 2, 0, 1, 1]])
+    places = Coordinates(halves(4).positions, halves(4).segments, groups)
+    out = assert_as_the_reference(places, places, causal() | blocks())
+    assert not torch.equal(out, assert_as_the_reference(places, places, causal()))
+
+
+@pytest.mark.parametrize("rule", [causal(), everything(), causal() & window(2)], ids=str)
+@pytest.mark.parametrize("who", ["queries", "keys", "both"])
+def test_a_host_that_was_not_told_where_tokens_are(who, rule):
+    """The answer stays, ``auto`` finds it, and what has to know says so."""
+    for queries, keys in ((PADDED, PADDED), (TEN, TEN), (NEXT, TEN)):
+        first = queries if who == "keys" else untold(queries)
+        second = first if queries is keys and who == "both" else keys if who == "queries" else untold(keys)
+        assert_as_the_reference(first, second, rule, backends=("sdpa", "auto"))
+        assert choose(asked(first, second, rule)) == "sdpa"
+        with pytest.raises(UnsupportedError, match="ragged needs coordinates whose layout the host knows"):
+            attend(*drawn(first, second), rule=rule, queries=first, keys=second, backend="ragged")
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "auto"])
+def test_no_number_is_asked_of_the_device(backend):
+    """Tensors without numbers: asking for one would fail."""
+    with torch.device("meta"):
+        places = Coordinates(torch.zeros(2, 5, dtype=torch.long), torch.zeros(2, 5, dtype=torch.long))
+        q, k = torch.zeros(2, 5, 4, 8), torch.zeros(2, 5, 2, 8)
+    assert places.layout is None
+    out = attend(q, k, k, rule=causal() & window(2), queries=places, keys=places, backend=backend)
+    assert (out.device.type, out.shape) == ("meta", q.shape)
+
+
+# --- what is not finite --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("where", ["keys", "values", "both"])
+def test_one_number_that_is_not_finite_is_loud_for_those_who_see_it(backend, bad, where):
+    """In keys or in values, in one feature of one head; all others have what they had."""
+    places = Coordinates(torch.tensor([[0, 1, 2, 0, 1, 0]]), torch.tensor([[1, 1, 1, 2, 2, 0]]))
+    settings = {"rule": causal(), "queries": places, "keys": places, "backend": backend}
+    q, k, v = drawn(places, places)
+    clean = attend(q, k, v, **settings)
+    for tensor in (k, v):
+        if where == "both" or tensor is (k if where == "keys" else v):
+            tensor[0, 1, 1, 3] = bad
+    out = attend(q, k, v, **settings)
+    assert out[0, 1:3].isnan().all()
+    assert torch.equal(out[0, [0, 3, 4, 5]], clean[0, [0, 3, 4, 5]])
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, "auto"])
+def test_values_may_be_of_another_size(backend):
+    places = halves(3)
+    q, k, _ = drawn(places, places)
+    v = torch.randn(1, 6, 2, 5, dtype=torch.float64)
+    settings = {"rule": causal(), "queries": places, "keys": places}
+    got = attend(q, k, v, backend=backend, **settings)
+    assert got.shape == (1, 6, 4, 5)
+    by_one = [attend(q, k, v[..., [i]].expand_as(k), backend="reference", **settings)[..., :1] for i in range(5)]
+    torch.testing.assert_close(got, torch.cat(by_one, -1), atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"softcap": 0.0}, "softcap is 0.0, but must be above 0"),
+        ({"softcap": float("nan")}, "softcap is nan"),
+        ({"dropout": 1.0}, "dropout is 1.0, but a probability below 1"),
+        ({"dropout": -0.1}, "dropout is -0.1"),
+        ({"dropout": float("nan")}, "dropout is nan"),
+        ({"keys": Coordinates.range(5)}, r"coordinates of the keys are \(1, 5\), but the tensors have \(1, 4\)"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(words, message):
+    places = Coordinates.range(4)
+    with pytest.raises(ShapeError, match=message):
+        attend(*drawn(places, places), **{"rule": causal(), "queries": places, "keys": places, **words})
