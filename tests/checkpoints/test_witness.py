@@ -11,9 +11,11 @@ import torch
 
 from helpers.folders import resign
 from helpers.tiny import KINDS, tiny_config, tiny_model
-from pellucid.checkpoints import WitnessError, exact, load, save, verify, witness
+from pellucid.checkpoints import WitnessError, answers, exact, load, save, verify, witness
 from pellucid.checkpoints.contract import blank_model, read_contract, stored_tensors
-from pellucid.checkpoints.probes import FARTHEST, Probe, probes_of, spread
+from pellucid.checkpoints.inputs import Probe, spread
+from pellucid.checkpoints.probes import probes_of
+from pellucid.checkpoints.sides import FARTHEST
 from pellucid.checkpoints.store import CONTRACT
 from pellucid.data.batch import Batch
 from pellucid.errors import CheckpointError
@@ -213,7 +215,7 @@ def _late(coordinates: Any) -> torch.Tensor:
 
 TWINS = {
     "a cache that loses count": ("continued", "logits", caches.ContiguousCache, "_continued", _slots_for_positions),
-    "labels that are not shifted": ("plain", "count of labels", witness, "causal", _shifted),
+    "labels that are not shifted": ("plain", "count of labels", answers, "causal", _shifted),
     "angles that drift": ("far", "logits", Rotary, "angles", lambda r, c: _ANGLES(r, c) * (1 + _late(c))),
 }
 

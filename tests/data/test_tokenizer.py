@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
-from pellucid.data import Tokenizer, tokenizer
+from pellucid.data import MASK, Tokenizer, sentinels, tokenizer
 from pellucid.errors import DataError, UnsupportedError
 
 TEXTS = ["def add(a, b):\n    return a + b\n", "Zuò 好的 naïve — 🙂\r\n", "the the the end <|end|>"] * 3
@@ -225,3 +225,131 @@ def test_a_fork_after_use_neither_warns_nor_hangs() -> None:
     command = [sys.executable, "-W", "ignore", "-c", code]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (result.returncode, result.stderr) == (0, "")
+
+
+# ---- kinds, and special tokens by name
+
+KINDS = ["bpe", "wordpiece", "unigram"]
+EXTRA = (MASK, *sentinels(3))
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def any_kind(request) -> Tokenizer:
+    return Tokenizer.train(TEXTS, vocab_size=300, kind=request.param, special_tokens=EXTRA)
+
+
+def test_special_tokens_have_names_and_the_first_ids(any_kind: Tokenizer, tmp_path) -> None:
+    any_kind.save(tmp_path / "tokenizer.json")
+    loaded = Tokenizer.load(tmp_path / "tokenizer.json")
+    for copy in (any_kind, loaded, pickle.loads(pickle.dumps(any_kind))):
+        assert (copy.bos_id, copy.eos_id, copy.pad_id, copy.mask_id) == (0, 1, 2, 3)
+        assert copy.sentinel_ids == (4, 5, 6)
+        assert copy.special_ids[MASK] == 3
+        assert copy.special_ids["<|span_2|>"] == 6
+        assert copy.digest() == any_kind.digest()
+        assert copy.encode(TEXTS[0]) == any_kind.encode(TEXTS[0])
+        assert copy.begins_word == any_kind.begins_word
+
+
+def test_no_kind_lets_text_forge_a_special_token(any_kind: Tokenizer) -> None:
+    for name in any_kind.special_ids:
+        for text in (name, f"a{name}b", f" {name} "):
+            assert not set(any_kind.encode(text)) & ({*any_kind.special_ids.values()} - {any_kind.unknown_id})
+
+
+@pytest.mark.parametrize("name", ["end", "[", "mask"])
+def test_a_special_token_spelt_like_text_is_refused(name: str) -> None:
+    with pytest.raises(DataError, match="is spelt like ordinary text, which could forge it; give it brackets"):
+        Tokenizer.train(TEXTS, vocab_size=300, special_tokens=(name,))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("names", [(MASK, MASK), ("<|end|>",)])
+def test_a_special_token_named_twice_is_refused(kind, names) -> None:
+    with pytest.raises(DataError, match="is named twice or is already there"):
+        Tokenizer.train(TEXTS, vocab_size=300, kind=kind, special_tokens=names)
+
+
+def test_an_unknown_kind_is_refused() -> None:
+    with pytest.raises(DataError, match="kind is 'word'; choose bpe, wordpiece, unigram"):
+        Tokenizer.train(TEXTS, vocab_size=300, kind="word")
+
+
+@pytest.mark.parametrize(("kind", "least"), [("unigram", 259), ("wordpiece", 6)])
+def test_vocabularies_too_small_are_refused(kind: str, least: int) -> None:
+    with pytest.raises(DataError, match=f"vocab_size is {least - 1}, .* need {least}; set vocab_size to {least}"):
+        Tokenizer.train(TEXTS, vocab_size=least - 1, kind=kind)
+    assert Tokenizer.train(TEXTS, vocab_size=least, kind=kind).vocab_size == least
+
+
+@settings(max_examples=60)
+@given(text=st.text())
+def test_unigram_loses_nothing(unigram: Tokenizer, text: str) -> None:
+    ids = unigram.encode(text)
+    assert unigram.decode(ids) == text
+    assert b"".join(unigram.token_bytes(id_) for id_ in ids) == text.encode()
+
+
+@pytest.fixture(scope="module")
+def unigram() -> Tokenizer:
+    return Tokenizer.train(TEXTS, vocab_size=300, kind="unigram")
+
+
+def test_wordpiece_says_what_it_changes() -> None:
+    wordpiece = Tokenizer.train(["low lower lowest, slow"] * 5, vocab_size=40, kind="wordpiece")
+    ids = wordpiece.encode("lower,\n\n slower\x00  low")
+    assert wordpiece.decode(ids) == "lower , slower low"
+    unknown = wordpiece.encode("low Zebra low")
+    assert wordpiece.decode(unknown) == "low low"
+    assert wordpiece.decode(unknown, skip_special=False) == "low <|unknown|> low"
+    with pytest.raises(UnsupportedError, match="only for a byte-level tokenizer"):
+        wordpiece.token_bytes(ids[0])
+
+
+def test_wordpieces_are_those_of_the_definition() -> None:
+    """Letters at a word's beginning and inside it apart, then the commonest pairs: here by hand."""
+    wordpiece = Tokenizer.train(["aba aba ab"], vocab_size=9, kind="wordpiece")
+    pieces = [wordpiece.decode([id_]) for id_ in range(4, wordpiece.vocab_size)]
+    assert pieces == ["a", "##b", "##a", "ab", "aba"]
+    assert wordpiece.encode("aba ab abab") == [8, 7, 8, 5]
+
+
+def test_equal_texts_give_equal_wordpieces_in_every_process() -> None:
+    """As its library trains it, WordPiece orders letters by a hash that each process salts anew."""
+    code = (
+        "from pellucid.data import Tokenizer\n"
+        "words = [chr(97 + a) + chr(97 + b) + chr(97 + c) for a in range(9) for b in range(9) for c in range(9)]\n"
+        "digest = Tokenizer.train([' '.join(words)], vocab_size=400, kind='wordpiece').digest()\n"
+    )
+    here: dict[str, str] = {}
+    exec(code, here)
+    run = subprocess.run([sys.executable, "-c", code + "print(digest)"], capture_output=True, text=True, timeout=120)
+    assert (run.stdout.strip(), run.stderr) == (here["digest"], "")
+
+
+def test_where_words_begin(small: Tokenizer) -> None:
+    for id_ in small.encode("the end_of (it)\n9 é"):
+        piece = small.token_bytes(id_)
+        assert small.begins_word[id_] == (piece[:1] in b" (\n)")
+    assert all(small.begins_word[id_] for id_ in small.special_ids.values())
+    wordpiece = Tokenizer.train(["aba aba ab"], vocab_size=9, kind="wordpiece")
+    assert wordpiece.begins_word == (True, True, True, True, True, False, False, True, True)
+    backend = Backend(models.Unigram([("▁a", -1.0), ("b", -1.0)], unk_id=None))
+    assert Tokenizer(backend).begins_word == (True, False)
+    with pytest.raises(UnsupportedError, match="does not mark where words begin"):
+        _ = Tokenizer(Backend(models.Unigram([("a", -1.0)], unk_id=None))).begins_word
+
+
+def test_sentinels_of_t5_are_found_in_order() -> None:
+    backend = Backend(models.Unigram([("<unk>", 0.0), ("</s>", 0.0), ("▁a", -1.0)], unk_id=0))
+    backend.add_special_tokens(["<unk>", "</s>", "<extra_id_10>", "<extra_id_2>", "<extra_id_0>"])
+    assert Tokenizer(backend).sentinel_ids == (5, 4, 3)
+    assert Tokenizer(backend).unknown_id == 0
+
+
+@settings(max_examples=40)
+@given(text=st.text(alphabet="ab é漢🙂\n", max_size=30))
+def test_places_are_characters(small: Tokenizer, text: str) -> None:
+    ids, places = small.encode_with_places(text)
+    assert ids == small.encode(text)
+    assert {n for start, stop in places for n in range(start, stop)} == set(range(len(text)))

@@ -193,18 +193,18 @@ def test_sources_must_be_what_the_model_reads() -> None:
             decode(reader, [[1]], few, **given)  # type: ignore[arg-type]
         return str(caught.value)
 
-    assert "a SourceTableModel reads a source; give sources, one a prompt" in said(InputError, model)
+    assert "this SourceTableModel reads a source; give sources, one a prompt" in said(InputError, model)
     assert "2 sources for 1 prompts" in said(InputError, model, sources=[[1], [1]])
     assert "source 0 is empty" in said(InputError, model, sources=[[]])
     assert "source 0 holds 9, but token ids are 0 to 8" in said(InputError, model, sources=[[9]])
     assert "source 0 holds 5" in said(InputError, model, sources=[[5]], vocab_size=4)
     assert "source 0 has 4 tokens, but the model has positions for 3" in said(LengthError, model, sources=[[1] * 4])
-    assert "a TableModel reads prompts only" in said(InputError, TableModel.random(9), sources=[[1]])
+    assert "this TableModel reads prompts only" in said(InputError, TableModel.random(9), sources=[[1]])
     assert model.slots_run == []
 
 
 def test_a_model_that_says_no_tokens_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="a Linear cannot go on from a prompt"):
+    with pytest.raises(UnsupportedError, match="this Linear cannot go on from a prompt"):
         generate_ids(torch.nn.Linear(2, 2), [[1]])
     model = TableModel.random(9)
     model.head_name = "token_classifier"

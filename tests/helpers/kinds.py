@@ -127,7 +127,9 @@ DECODERS: dict[str, dict[str, Any]] = {
     },
     "latent, queries of one step, crowded experts": {
         "attention": {name: value for name, value in MLA.items() if name != "q_lora_rank"} | {"scale": 0.2},
-        "ffn": experts({"kind": "softmax", "renormalise": False}, capacity=6, shared={"intermediate_size": 16, "gated": True}),
+        "ffn": experts(
+            {"kind": "softmax", "renormalise": False}, capacity=6, shared={"intermediate_size": 16, "gated": True}
+        ),
     },
     "experts by their best logits, weighed on entry": {
         "ffn": experts(
@@ -154,7 +156,7 @@ DECODERS: dict[str, dict[str, Any]] = {
     "a classifier by its last token": {
         "head": {"kind": "sequence_classification", "num_labels": 3, "pooler": "gelu", "dropout": 0.3},
     },
-}  # fmt: skip
+}
 
 BERT: dict[str, Any] = {
     "family": "encoder",
@@ -171,7 +173,8 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "masked lm": BERT | {"head_bias": True},
     "masked lm, factorised": BERT
     | {"embedding_size": 8, "head": {"kind": "masked_lm", "activation": "relu", "dense_bias": False}},
-    "classifier": BERT | {"head": {"kind": "sequence_classification", "num_labels": 5, "pooler": "tanh", "dropout": 0.2}},
+    "classifier": BERT
+    | {"head": {"kind": "sequence_classification", "num_labels": 5, "pooler": "tanh", "dropout": 0.2}},
     "tagger": BERT | {"head": {"kind": "token_classification", "num_labels": 4, "dropout": 0.2}},
     "span": BERT | {"head": {"kind": "span"}, "layers": ["lookahead(2)", "everything & window(3)"]},
     "regression": BERT | {"head": {"kind": "regression", "num_outputs": 2, "pooling": "mean", "dropout": 0.1}},
@@ -218,7 +221,10 @@ PAIRS: dict[str, dict[str, Any]] = {
             "hidden_size": 24,
             "layers": ["everything", {"rule": "lookahead(3)", "position": {"kind": "rope", "theta": 30.0}}],
             "attention": {"num_attention_heads": 4},
-            "position": {"kind": "rope", "scaling": LONG | {"short": [1.0, 2.0, 3.0], "long": [4.0, 5.0, 6.0], "factor": 2.0}},
+            "position": {
+                "kind": "rope",
+                "scaling": LONG | {"short": [1.0, 2.0, 3.0], "long": [4.0, 5.0, 6.0], "factor": 2.0},
+            },
             "norm_placement": "deep",
             "norm": {"kind": "layer_norm"},
             "token_types": 3,
@@ -239,7 +245,7 @@ PAIRS: dict[str, dict[str, Any]] = {
         "encoder": {"layers": ["everything", {"rule": "everything", "same_as": 0}]},
         "tie_word_embeddings": False,
     },
-}  # fmt: skip
+}
 EVERY_KIND = {
     **{f"decoder: {name}": words for name, words in DECODERS.items()},
     **{f"encoder: {name}": words for name, words in ENCODERS.items()},

@@ -36,7 +36,7 @@ def attention(d, heads, kv_heads, size, bias=False):
 
 
 def transformer_2017(v, d, f, layers):
-    """Vaswani et al. 2017: one table for source, target and logits; two norms an encoder layer, three a decoder layer."""
+    """Vaswani et al. 2017: one table for source, target and logits; two norms an encoder layer, three a decoder one."""
     half, ffn, norm = attention(d, 1, 1, d), dense(d, f, bias=True), 2 * d
     return v * d + layers * (half + ffn + 2 * norm) + layers * (2 * half + ffn + 3 * norm)
 
@@ -95,7 +95,7 @@ def test_sizes_follow_from_the_formula(name):
     assert derived == pytest.approx(known, rel=2e-3)
 
 
-@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("name", [name for name in SIZES if not name.endswith("2017")])
 def test_sizes_are_those_of_transformers(name):
     transformers = pytest.importorskip("transformers")
     theirs = {
@@ -110,8 +110,6 @@ def test_sizes_are_those_of_transformers(name):
         "mixtral-8x7b": lambda: transformers.MixtralForCausalLM(transformers.MixtralConfig()),
         "deepseek-v3": lambda: transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config()),
     }
-    if name not in theirs:
-        pytest.skip("transformers has no model of this name")
     with torch.device("meta"):
         model = theirs[name]()
     assert counted(name) == parameters(model)
@@ -142,7 +140,7 @@ def test_t5_scales_logits_and_not_scores():
     assert config.logit_multiplier == 768**-0.5
     assert config.attention.scale == config.cross_attention.scale == 1.0
     assert (config.position.bidirectional, config.encoder.position.bidirectional) == (False, True)
-    small = preset("t5-base", ["vocab_size=50", "hidden_size=64", "num_hidden_layers=2"])
+    small = preset("t5-base", ["vocab_size=50", "hidden_size=96", "num_hidden_layers=2"])
     assert len(build(small, device="meta").position_biases) == 1  # shared by all layers
 
 

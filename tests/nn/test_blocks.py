@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from pellucid.errors import ShapeError
-from pellucid.nn import GroupedAttention
+from pellucid.nn import CrossAttention, GroupedAttention, LatentAttention, Memory, Rotary
 from pellucid.nn import init as first
 from pellucid.nn.block import (
     DeepNormBlock,
@@ -303,6 +303,72 @@ def test_deep_norm_scales_the_way_of_the_values():
     assert_std(0.5 * math.sqrt(2 / 128), v, o)
     assert_std(0.5 * math.sqrt(2 / 160), up, down)
     assert_std(math.sqrt(2 / 68), router, rel=0.15)
+
+
+def crossed(kind, **words):
+    """A wide block that reads a memory, with latent attention to itself and sinks nowhere but there."""
+    norms = {name: RMSNorm(64) for name in ("attn_norm", "ffn_norm", "cross_norm")}
+    latent = LatentAttention(
+        64, heads=4, q_rank=32, kv_rank=48, nope_size=16, rope_size=8, value_size=24, rule=causal(), rotary=Rotary(8),
+        norm=RMSNorm, biases=("q_a", "kv_a", "o"),
+    )  # fmt: skip
+    cross = CrossAttention(64, memory_size=96, heads=4, kv_heads=4, head_size=16, biases=("q", "k", "v", "o"))
+    ffn = GatedFFN(64, 96, activation="silu", bias=True, dropout=0.0)
+    block = kind(attention=latent, cross_attention=cross, ffn=ffn, dropout=0.0, **norms, **words)
+    with torch.no_grad():
+        for parameter in block.parameters():
+            parameter.fill_(float("nan"))
+    first.init_norms(block)
+    return block
+
+
+def assert_all_are_drawn(block):
+    for name, parameter in block.named_parameters():
+        assert torch.isfinite(parameter).all(), name
+        assert (parameter == 0).all() == name.endswith("bias"), name
+
+
+def test_pre_norm_counts_the_branches_of_a_layer():
+    """Six layers of three branches: every branch end, and no other matrix, is divided by the root of 18."""
+    block = crossed(PreNormBlock)
+    first.init_pre_norm(block, layers=6, branches=3, std=None, residual="scaled", generator=seeded())
+    assert_all_are_drawn(block)
+    own, cross = block.attention, block.cross_attention
+    assert_std(96**-0.5 / 18**0.5, own.o_proj.weight, block.ffn.down_proj.weight)
+    assert_std(64**-0.5 / 18**0.5, cross.o_proj.weight)
+    assert_std(64**-0.5, own.q_a_proj.weight, own.kv_a_proj.weight, cross.q_proj.weight)
+    assert_std(32**-0.5, own.q_b_proj.weight)
+    assert_std(48**-0.5, own.kv_b_proj.weight)
+    assert_std(96**-0.5, cross.k_proj.weight, cross.v_proj.weight)
+    first.init_pre_norm(block, layers=6, branches=3, std=None, residual="zero", generator=seeded())
+    x, places = torch.randn(1, 3, 64), Coordinates.range(3)
+    assert torch.equal(block(x, places, places, memory=Memory(torch.randn(1, 3, 96), places)), x)
+
+
+def test_deep_norm_scales_the_values_of_latent_and_cross_attention():
+    """Of the matrix that makes keys and values, the rows of values."""
+    block = crossed(DeepNormBlock, alpha=2.0)
+    first.init_deep_norm(block, beta=0.5, generator=seeded())
+    assert_all_are_drawn(block)
+    own, cross = block.attention, block.cross_attention
+    keys, values = own.up()
+    assert_std(math.sqrt(2 / (48 + 160)), keys)
+    assert_std(0.5 * math.sqrt(2 / (48 + 160)), values)
+    assert_std(math.sqrt(2 / (64 + 56)), own.kv_a_proj.weight)
+    assert_std(0.5 * math.sqrt(2 / (64 + 96)), own.o_proj.weight, cross.v_proj.weight)
+    assert_std(0.5 * math.sqrt(2 / 128), cross.o_proj.weight)
+    assert_std(math.sqrt(2 / (64 + 96)), cross.k_proj.weight)
+
+
+@pytest.mark.parametrize("kind", [PostNormBlock, PreNormBlock])
+def test_sinks_start_at_zero_wherever_they_were(kind):
+    attention = GroupedAttention(64, heads=4, kv_heads=4, head_size=16, rule=causal(), sinks=True)
+    attention.sinks.data.fill_(float("nan"))
+    if kind is PostNormBlock:
+        first.init_post_norm(attention, generator=seeded())
+    else:
+        first.init_pre_norm(attention, layers=2, std=0.02, residual="plain", generator=seeded())
+    assert attention.sinks.tolist() == [0.0] * 4
 
 
 def test_deep_norm_constants():

@@ -1,5 +1,8 @@
 """Cross-attention: a memory is seen whole by its own document and by nothing else, cached or not."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -7,6 +10,7 @@ from torch import nn
 from helpers.layers import CHUNKS, assert_chunks_agree, in_chunks, laid_out, new_cache, packed, run
 from pellucid.errors import InputError, ShapeError, UnsupportedError
 from pellucid.nn import CrossAttention, GatedFFN, GroupedAttention, Memory, RMSNorm
+from pellucid.nn.backends import sdpa
 from pellucid.nn.block import (
     DeepNormBlock,
     ParallelBlock,
@@ -365,3 +369,60 @@ def test_parallel_blocks_have_no_place_for_a_memory(kind):
         kind(cross_attention=make(), cross_norm=RMSNorm(D), **words)
     with pytest.raises(InputError, match="got a memory, but has no cross-attention"):
         kind(**words).double()(stream(), places, places, memory=whole_memory())
+
+
+# How far it is to the kernel
+
+
+def test_three_frames_of_ours_to_the_kernel(monkeypatch):
+    """block, attention, attend and a backend; a model and its stack come before them."""
+    depths = []
+
+    def kernel(**arguments):
+        own, frame = [], sys._getframe(1)
+        while frame is not None:
+            if "/pellucid/" in frame.f_code.co_filename.replace("\\", "/"):
+                own.append(frame.f_code.co_name)
+            frame = frame.f_back
+        depths.append(own[::-1])
+        return real(**arguments)
+
+    real = sdpa.scaled_dot_product_attention
+    monkeypatch.setattr(sdpa, "scaled_dot_product_attention", kernel)
+    made, places = block(), Coordinates.range(2, 2)
+    made(stream(), places, places, memory=whole_memory())
+    assert depths == [["forward", "forward", "attend", "attend"]] * 2
+
+
+COMPILED = """
+import torch
+from pellucid.nn import *
+from pellucid.visibility import Coordinates, causal
+
+torch.manual_seed(0)
+words = {"ffn": GatedFFN(12, 8, activation="silu", bias=False, dropout=0.0), "dropout": 0.0}
+grouped = GroupedAttention(
+    12, heads=4, kv_heads=2, head_size=6, rule=causal(), rotary=Rotary(6), sinks=True, softcap=2.0, clip=0.5
+)
+latent = LatentAttention(
+    12, heads=2, q_rank=4, kv_rank=6, nope_size=4, rope_size=4, value_size=5, rule=causal(), rotary=Rotary(4),
+    norm=RMSNorm,
+)
+places = Coordinates(torch.tensor([[0, 1, 2], [0, 0, 1]]), torch.tensor([[1, 1, 1], [0, 1, 1]]))
+for kind, attention in ((PreNormBlock, grouped), (PostNormBlock, latent)):
+    cross = CrossAttention(12, memory_size=10, heads=4, kv_heads=2, head_size=6)
+    norms = {name: RMSNorm(12) for name in ("attn_norm", "ffn_norm", "cross_norm")}
+    block = kind(attention=attention, cross_attention=cross, **norms, **words)
+    step = lambda x, states: block(x, places, places, memory=Memory(states, places))
+    x, states = torch.randn(2, 3, 12), torch.randn(2, 3, 10)
+    expected = step(x, states)  # the places have been asked by now, and a lock around their answers is not traced
+    compiled = torch.compile(step, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x, states), expected)
+"""
+
+
+@pytest.mark.slow
+def test_blocks_are_compiled_whole():
+    """In a process of its own, because the checks of shapes that tests run under cannot be traced."""
+    run = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, timeout=300, check=False)
+    assert run.returncode == 0, run.stderr

@@ -23,16 +23,17 @@ def inputs(rows=3, slots=7, size=6, vocabulary=11, dtype=torch.float64):
 @pytest.mark.parametrize("chunk", [1, 3, 8, 1000])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("softcap", [None, 2.0])
-def test_value_and_gradients_equal_the_plain_formula(chunk, smoothing, softcap):
+@pytest.mark.parametrize("multiplier", [1.0, 0.3])
+def test_value_and_gradients_equal_the_plain_formula(chunk, smoothing, softcap, multiplier):
+    """Logits are multiplied before they are bent, and with their bias."""
     hidden, weight, bias, labels = inputs()
-    loss = linear_cross_entropy(
-        hidden, weight, labels, bias_V=bias, chunk=chunk, label_smoothing=smoothing, softcap=softcap
-    )
+    settings = {"chunk": chunk, "label_smoothing": smoothing, "softcap": softcap, "multiplier": multiplier}
+    loss = linear_cross_entropy(hidden, weight, labels, bias_V=bias, **settings)
     (loss.total * 0.7).backward()
     got = [x.grad.clone() for x in (hidden, weight, bias)]
     for x in (hidden, weight, bias):
         x.grad = None
-    logits = hidden @ weight.T + bias
+    logits = multiplier * (hidden @ weight.T + bias)
     if softcap:
         logits = softcap * torch.tanh(logits / softcap)
     plain = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum", label_smoothing=smoothing)

@@ -112,7 +112,7 @@ def rewritten(path: Path, **changes: Any) -> None:
         ({"tokens": "9"}, "tokens is '9', but must be a count"),
         ({"minutes": None}, "minutes is null, but must be an amount of time"),
         ({"training_seconds": []}, r"training_seconds is \[\], but must be an amount of time"),
-        ({"best": "abc"}, "best is 'abc', but must be bits per byte or null"),
+        ({"best": "abc"}, "best is 'abc', but must be a loss or null"),
         ({"best": 10**400}, "best is a number of"),
         ({"best_step": 5.0}, "best_step is 5.0, but must be a step or null"),
         ({"best_step": None}, "contradict each other"),

@@ -21,6 +21,7 @@ from pellucid.audits.method.bench import Bench
 from pellucid.audits.method.care import left_as_found
 from pellucid.audits.method.flow import MeasuredFlow
 from pellucid.audits.probes.hf import probe_for_hf
+from pellucid.audits.probes.named import NamedProbe, named_arguments
 from pellucid.audits.probes.tokens import TokensProbe
 from pellucid.audits.probes.torch_layers import TorchLayersProbe, is_torch_layer
 from pellucid.errors import InputError, one_line
@@ -43,17 +44,26 @@ class AuditReport:
     """Who may see whom beside who really does, as far as a check has measured it."""
     views: tuple[TokenView, ...] = ()
     """The same token by token."""
+    unasked: tuple[str, ...] = ()
+    """Checks that were to be asked and were not, because the budget was spent."""
+    called: str = ""
+    """How the target was called, and what it therefore was not asked."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether every check was asked."""
+        return not self.unasked
 
     @property
     def passed(self) -> bool:
-        """Something was shown to hold, nothing leaked and nothing raised."""
+        """Something was shown to hold, nothing leaked and nothing raised: of what was asked (see ``finished``)."""
         shown = any(finding.status in ("pass", "fragile") for finding in self.findings)
         return shown and not any(finding.failed for finding in self.findings)
 
     @property
     def passed_strictly(self) -> bool:
-        """The same, and nothing is fragile."""
-        return self.passed and "fragile" not in self.verdicts.values()
+        """The same, nothing is fragile, and every check was asked."""
+        return self.passed and self.finished and "fragile" not in self.verdicts.values()
 
     @property
     def verdicts(self) -> dict[str, Status]:
@@ -69,6 +79,9 @@ class AuditReport:
         return {
             "target": self.target,
             "passed": self.passed,
+            "finished": self.finished,
+            "unasked": list(self.unasked),
+            "called": self.called,
             "verdicts": self.verdicts,
             "seconds": round(self.seconds, 3),
             "length": self.length,
@@ -85,7 +98,8 @@ class AuditReport:
             said = first.message if status != "pass" else f"{CHECKS[name].asks} Yes, in {len(found)} cases."
             if status == "pass" and name == "future":
                 said = first.message
-            rows.append((name, status, first.case if status != "pass" else "", where, said))
+            shown = "not asked" if name in self.unasked else status
+            rows.append((name, shown, first.case if status != "pass" else "", where, said))
         return Table(f"audit of {self.target}", ("check", "verdict", "case", "where", "what was seen"), tuple(rows))
 
 
@@ -105,9 +119,9 @@ def audit(
     its kind (:func:`probe_for`), and else taken for a causal ``forward(tokens) -> [B, T, V]``. ``checks`` are
     names out of ``CHECKS``; None asks all. ``length`` is the length of the long sequences (a target that cannot
     take it is asked shorter ones). ``budget`` in seconds decides how many tokens of long sequences are changed;
-    checks not begun when it is spent are reported as not asked. While it is audited the module is in eval mode;
-    afterwards its mode, weights, buffers and all random states are what they were. ``progress`` hears each
-    check's name before it runs.
+    checks not begun when it is spent are ``unasked``: such an audit is not finished. While it is audited the module
+    is in eval mode; afterwards its mode, weights, buffers and all random states are what they were. ``progress``
+    hears each check's name before it runs.
 
     Raises:
         InputError: a check that does not exist, or a target that nobody knows how to call.
@@ -123,14 +137,32 @@ def audit(
     probe = probe_for(target) if probe is None else probe
     _refuse_incomplete(probe)
     findings: list[Finding] = []
+    unasked: list[str] = []
     with left_as_found(probe.module):
         bench = Bench(probe, length=length, seed=seed, budget=budget)
         for check in chosen:
             if progress is not None:
                 progress(check.name)
-            findings += _answers(check, bench)
+            if bench.spent:
+                unasked.append(check.name)
+                message = f"not asked: the budget of {bench.budget:g} s was spent"
+                findings.append(Finding(check.name, "not_applicable", message))
+            else:
+                findings += _answers(check, bench)
         flows, views = _pictures(bench)
-    return AuditReport(probe.name, tuple(findings), time.perf_counter() - start, bench.taken, flows, views)
+    seconds = time.perf_counter() - start
+    return AuditReport(probe.name, tuple(findings), seconds, bench.taken, flows, views, tuple(unasked), _called(probe))
+
+
+def _called(probe: Probe) -> str:
+    """In words: the probe, what it can be asked, and how to choose another."""
+    kind, can = type(probe).__name__, ", ".join(sorted(probe.capabilities))
+    if getattr(probe, "hidden_states", False):
+        can += ", watched by its hidden states for it gives no logits"
+    told = f"called by {kind} ({can or 'tokens alone'})"
+    if isinstance(probe, TokensProbe):
+        told += "; for what is missing there, padding or a cache say, write a probe: audit(probe=…)"
+    return told
 
 
 def _pictures(bench: Bench) -> tuple[tuple[Flow, ...], tuple[TokenView, ...]]:
@@ -159,7 +191,8 @@ def _chosen(names: Sequence[str] | None) -> list[Check]:
 def probe_for(target: object) -> Probe:
     """How a target is called: as it says itself (``target.probe()``), or as its kind is known to be called.
 
-    Known are transformers models, torch's own layers, and anything else that takes tokens and gives logits.
+    Known are transformers models, what takes their arguments, torch's own layers, and anything else that takes tokens
+    and gives logits.
     """
     if isinstance(target, type):
         raise InputError(f"{target.__name__} is a class; audit an instance of it: {target.__name__}(…)")
@@ -175,7 +208,7 @@ def probe_for(target: object) -> Probe:
         )
     if is_torch_layer(target):
         return TorchLayersProbe(cast(nn.Module, target))
-    return probe_for_hf(target) or TokensProbe(target)
+    return probe_for_hf(target) or (NamedProbe(target) if named_arguments(target) else TokensProbe(target))
 
 
 def _lacking(probe: object) -> list[str]:
@@ -222,8 +255,6 @@ def _not_applicable(check: Check, bench: Bench) -> str:
     missing = sorted(check.needs - probe.capabilities)
     if missing:
         return f"{probe.name} cannot be asked for {', '.join(missing)}"
-    if bench.spent:
-        return f"not asked: the budget of {bench.budget:g} s was spent"
     if bench.length < check.length:
         return f"the check needs {check.length} tokens in a row, but {probe.name} takes {bench.length}"
     return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import inspect
 import sys
@@ -27,14 +28,40 @@ def from_text(text: str) -> object:
     """
     name, colon, path = text.partition(":")
     if not colon or not name or not path:
-        raise InputError(f"{text!r} names nothing that can be audited; give {_KINDS}")
+        raise InputError(f"{text!r} names nothing that can be audited;{_meant(text)} give {_KINDS}")
     found = _imported(name, text)
     for part in path.split("."):
         if not hasattr(found, part):
-            known = ", ".join(sorted(n for n in dir(found) if not n.startswith("_"))[:12])
-            raise InputError(f"{name} has no {path!r}; it has {known or 'nothing'}")
+            names = sorted(n for n in dir(found) if not n.startswith("_"))
+            near = difflib.get_close_matches(part, names, 1, 0.5)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise InputError(f"{name} has no {path!r}; {hint}it has {', '.join(names[:12]) or 'nothing'}")
         found = getattr(found, part)
     return _made(found, text)
+
+
+def _meant(text: str) -> str:
+    """What may have been meant by a text that names no attribute of a module, or no folder that is there."""
+    if ":" in text:
+        return ""
+    folder = Path(text)
+    if folder.is_file():
+        return f" {text} is a file: name its folder, or module:attribute;" + (
+            f" such as {folder.stem}:make_model;" if folder.suffix == ".py" else ""
+        )
+    near = difflib.get_close_matches(folder.name, _folders(folder.parent), 1, 0.6)
+    if near:
+        return f" did you mean the folder {str(folder.parent / near[0])!r}?"
+    module, dot, attribute = text.rpartition(".")
+    dotted = bool(dot) and all(part.isidentifier() for part in text.split("."))
+    return f" did you mean {f'{module}:{attribute}'!r}?" if dotted else ""
+
+
+def _folders(parent: Path) -> list[str]:
+    try:
+        return sorted(entry.name for entry in parent.iterdir() if entry.is_dir())
+    except OSError:
+        return []
 
 
 def _imported(name: str, text: str) -> Any:
@@ -74,4 +101,3 @@ def _takes_one(function: Callable[..., object]) -> bool:
     except (TypeError, ValueError):
         return False
     return any(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
-

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from pellucid.checkpoints import contract as contracts
 from pellucid.checkpoints.arguments import DTYPES, folder_path, widened
+from pellucid.checkpoints.classes import NAME as CLASSES
 from pellucid.checkpoints.contract import (
     Contract,
     TextContract,
@@ -49,7 +50,7 @@ from pellucid.errors import CheckpointError, InputError
 from pellucid.models.model import Model
 
 CONTRACT, TOKENIZER, TEMPLATE = contracts.NAME, "tokenizer.json", "chat_template.jinja"
-BESIDE = (TOKENIZER, TEMPLATE)
+BESIDE = (TOKENIZER, TEMPLATE, CLASSES)
 """Files besides the weights that have a digest when they are there."""
 
 Check = Literal["headers", "digests", "witness"]

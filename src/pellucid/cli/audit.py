@@ -56,7 +56,9 @@ def audit(
 ) -> None:
     """Prove that information flows only where it should, in any model.
 
-    Exits with 1 when something leaks or raises, when nothing could be shown, or by --strict when something is fragile.
+    Exits with 1 when something leaks or raises, when nothing could be shown, or by --strict when something is fragile
+    or the --budget was spent before every check was asked. Without --strict such an audit is told as unfinished, not
+    as passed, and exits with 0.
 
     \b
     Example:
@@ -93,10 +95,11 @@ def _found(target: str) -> tuple[object, Probe | None]:
     path = Path(target)
     if (path / CONTRACT).is_file() or (path.is_dir() and not is_hf_folder(path)):
         from pellucid.checkpoints import load
-        from pellucid.models.probe import DecoderProbe
 
-        model = load(target).model
-        return model, DecoderProbe(model, target)
+        checkpoint = load(target)
+        probe = checkpoint.probe()
+        probe.name = target
+        return checkpoint.model, probe
     if path.is_dir():
         return from_folder(path), None
     return from_text(target), None
@@ -127,7 +130,8 @@ def _tell(report: AuditReport, passed: bool, as_json: bool, length: int) -> None
         common.print_json(told)
     else:
         show(report.table(), sys.stdout)
-        typer.echo(("passed" if passed else "failed") + f" ({'; '.join(_circumstances(report, length))})")
+        verdict = "failed" if not passed else "passed" if report.finished else "unfinished: nothing leaked so far"
+        typer.echo(f"{verdict} ({'; '.join(_circumstances(report, length))})")
     raise typer.Exit(0 if passed else 1)
 
 
@@ -137,7 +141,7 @@ def _circumstances(report: AuditReport, length: int) -> list[str]:
     if report.length is not None:
         shorter = f": it does not take {length}" if report.length < length else ""
         told.insert(0, f"sequences of up to {report.length} tokens{shorter}")
-    unasked = sum(finding.message.startswith("not asked") for finding in report.findings)
-    if unasked:
-        told.append(f"{unasked} of {len(report.verdicts)} checks not asked, the budget was spent")
-    return told
+    if report.unasked:
+        names = ", ".join(report.unasked)
+        told.append(f"{len(report.unasked)} of {len(report.verdicts)} checks not asked, the budget was spent: {names}")
+    return [*told, report.called]

@@ -82,12 +82,13 @@ def _summary(config: TrainConfig, result: TrainResult, started: float) -> tuple[
     from pellucid.checkpoints import load
     from pellucid.data import open_corpus
     from pellucid.generation import generate
-    from pellucid.models.probe import DecoderProbe
 
     checkpoint = load(result.checkpoint)
     heldout = open_corpus(config.data.source, heldout_share=config.data.heldout_share)
     _say("asking the model who sees whom")
-    report = audit(checkpoint.model, DecoderProbe(checkpoint.model, str(result.checkpoint)))
+    probe = checkpoint.probe()
+    probe.name = str(result.checkpoint)
+    report = audit(checkpoint.model, probe)
     _say("completing code")
     completions = generate(checkpoint, list(PROMPTS), max_new_tokens=NEW_TOKENS)
     assert result.validation is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -12,7 +12,11 @@ from pellucid.cli import common
 from pellucid.errors import ConfigError
 
 if TYPE_CHECKING:
+    from pellucid.models.config import ModelConfig
     from pellucid.visibility import Rule
+
+Part = Literal["", "encoder", "decoder", "cross"]
+"""Whose rules are drawn; nobody's, where no model was named."""
 
 Target = Annotated[
     str,
@@ -42,7 +46,7 @@ def draw(
     groups: Groups = None,
     as_json: common.Json = False,
 ) -> None:
-    """Draw who may see whom: one panel for each rule of a model.
+    """Draw who may see whom: one panel for each rule of a model; of an encoder and decoder, also who reads the source.
 
     \b
     Example:
@@ -56,11 +60,15 @@ def draw(
 
     from pellucid.reports import mask_figure, mask_panels, mask_png
 
-    rules, layered = _rules(target)
+    stacks = _stacks(target)
     lengths = [length] if documents is None else common.numbers(documents, "--documents")
     members = None if groups is None else common.numbers(groups, "--groups")
     try:
-        panels = mask_panels(rules, documents=lengths, groups=members, layered=layered)
+        panels = [
+            panel
+            for part, rules in stacks
+            for panel in mask_panels(rules, documents=lengths, groups=members, layered=part != "", part=part)
+        ]
     except ConfigError as error:
         if members is not None:
             raise
@@ -70,6 +78,7 @@ def draw(
     if as_json:
         facts = [
             {
+                "part": p.part,
                 "rule": p.rule,
                 "layers": list(p.layers),
                 "documents": list(p.documents),
@@ -82,27 +91,38 @@ def draw(
         typer.echo(f"wrote {output}: {figure.caption}")
 
 
-def _rules(target: str) -> tuple[tuple[Rule, ...], bool]:
-    """The rules that ``target`` names, and whether they are those of layers."""
+def _stacks(target: str) -> list[tuple[Part, tuple[Rule, ...]]]:
+    """Whose rules ``target`` names, and the rules: of an encoder and decoder three kinds."""
+    config = _config(target)
+    if config is None:
+        from pellucid.visibility import parse
+
+        return [("", (parse(target),))]
+    if config.encoder is None:
+        return [("encoder" if config.family == "encoder" else "decoder", config.rules)]
+    from pellucid.visibility import everything
+
+    cross = (everything(),) * len(config.layers)
+    return [("encoder", config.encoder.rules), ("decoder", config.rules), ("cross", cross)]
+
+
+def _config(target: str) -> ModelConfig | None:
+    """The config that ``target`` names, if it is no rule."""
     if os.path.isdir(target):
         from pellucid.checkpoints.contract import read_contract
         from pellucid.checkpoints.store import CONTRACT
 
-        return read_contract(Path(target, CONTRACT)).model.rules, True
+        return read_contract(Path(target, CONTRACT)).model
     if target.lower().endswith((".yaml", ".yml", ".json")):
         from pellucid.configfile import read_mapping
         from pellucid.models.config import ModelConfig
 
         mapping = read_mapping(target)
         inner = mapping.get("model")
-        return ModelConfig.from_mapping(inner if isinstance(inner, dict) else mapping).rules, True
+        return ModelConfig.from_mapping(inner if isinstance(inner, dict) else mapping)
     from pellucid.models import presets
 
-    if target in presets.names():
-        return presets.preset(target).rules, True
-    from pellucid.visibility import parse
-
-    return (parse(target),), False
+    return presets.preset(target) if target in presets.names() else None
 
 
 def _write(path: str, content: bytes) -> None:

@@ -25,7 +25,7 @@ Beams = Annotated[
     int | None, typer.Option(help="Search with so many beams instead of drawing tokens.", show_default=False)
 ]
 NBest = Annotated[int, typer.Option(help="With --beams: how many of the best to print.")]
-LengthPenalty = Annotated[float, typer.Option(help="With --beams: divide sums of log-probabilities by length to this.")]
+LengthPenalty = Annotated[float, typer.Option(help="With --beams: scores are summed log-probabilities / length**this.")]
 StartId = Annotated[
     int | None, typer.Option(help="The token that an encoder-decoder's answer begins behind.", show_default=False)
 ]

@@ -179,7 +179,7 @@ def _real(value: object) -> float:
 def _sample(run: Path) -> list[Section]:
     """Held-out text through the last checkpoint, and who sees whom in it."""
     from pellucid.checkpoints import load
-    from pellucid.cli.sample import heldout_text, token_view
+    from pellucid.cli.sample import can_be_shown, heldout_text, token_view
     from pellucid.records import Flow
     from pellucid.training.config import TrainConfig
     from pellucid.training.run_folder import RunFolder
@@ -188,6 +188,8 @@ def _sample(run: Path) -> list[Section]:
     if last is None:
         return []
     checkpoint = load(last)
+    if not can_be_shown(checkpoint.model):
+        return []
     view = token_view(checkpoint, heldout_text(TrainConfig.from_file(run / "config.yaml")))
     flow = Flow("All its tokens at once", view.may_see, view.moved, view.tokens, view.tokens, view.note)
     return [("A sample text", [view]), ("Who sees whom in the sample text", [flow])]

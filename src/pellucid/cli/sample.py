@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from pellucid.checkpoints import Checkpoint
-    from pellucid.models.decoder import Decoder
+    from pellucid.models.model import Model
     from pellucid.probe import Probe, Request
     from pellucid.records import TokenView
     from pellucid.training import TrainConfig
@@ -54,7 +54,6 @@ def token_view(checkpoint: Checkpoint, text: str) -> TokenView:
     from pellucid.audits import expected_flow
     from pellucid.data.tokenizer import with_begin
     from pellucid.errors import InputError
-    from pellucid.models.probe import DecoderProbe
     from pellucid.probe import Request
     from pellucid.records import TokenView
 
@@ -63,7 +62,7 @@ def token_view(checkpoint: Checkpoint, text: str) -> TokenView:
         raise InputError("the checkpoint has no tokenizer, so no text can be shown; save it with one")
     model = copy.deepcopy(checkpoint.model).to("cpu", torch.float32).eval()
     ids = with_begin(tokenizer.bos_id, tokenizer.encode(text))[: longest(model)]
-    probe, request = DecoderProbe(model), Request.from_rows([ids])
+    probe, request = model.probe(), Request.from_rows([ids])
     with torch.no_grad():
         attention_LNTT = [weights_BNTT[0] for weights_BNTT in probe.attention(request)]
         moved_TT = replaced_one_by_one(probe, request, tokenizer.vocab_size)
@@ -79,7 +78,16 @@ def token_view(checkpoint: Checkpoint, text: str) -> TokenView:
     )
 
 
-def longest(model: Decoder) -> int:
+def can_be_shown(model: Model) -> bool:
+    """Whether :func:`token_view` has something to show: one stack, which says something of each token's vocabulary."""
+    from pellucid.models.config import ModelConfig
+    from pellucid.models.words import VOCABULARY
+
+    config = model.config
+    return isinstance(config, ModelConfig) and config.encoder is None and isinstance(config.head, VOCABULARY)
+
+
+def longest(model: Model) -> int:
     """How many tokens to show: few enough for the model's size, its layers and heads, and its positions."""
     from pellucid.records import LONGEST_VIEW
 

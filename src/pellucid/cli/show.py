@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,8 @@ from pellucid.cli import common
 if TYPE_CHECKING:
     from pellucid.checkpoints.contract import Contract
     from pellucid.checkpoints.folder import Folder
+    from pellucid.models.config import Layer, ModelConfig, Stack
+    from pellucid.models.words import FFN, Grouped, Latent
     from pellucid.records import Table
 
 
@@ -58,23 +61,77 @@ def _summary(folder: Folder) -> Table:
 
     contract = folder.contract
     model = contract.model
-    heads = model.attention
-    rules = [f"{number} × {rule}" for number, rule in _runs(model.layers)]
     text = contract.text
     known = "" if text is None else f", of which {text.vocab_size:,} have tokens"
     rows = [
+        ("family", model.family),
         ("parameters", f"{_parameters(folder):,}"),
         ("vocabulary", f"{model.vocab_size:,}{known}"),
-        ("layers", ", ".join(rules)),
-        ("size", f"{model.hidden_size}, {model.ffn.kind} ffn {model.ffn.intermediate_size} ({model.ffn.activation})"),
-        ("heads", f"{heads.num_attention_heads} of {heads.head_dim}, {heads.num_key_value_heads} for keys and values"),
-        ("positions", _part(model.position)),
-        ("norm", f"{_part(model.norm)}, {model.norm_placement}"),
-        ("head", "tied to the embedding" if model.tie_word_embeddings else "its own"),
+        *_stack(model),
+    ]
+    if model.encoder is not None:
+        rows += [(f"encoder's {name}", value) for name, value in _stack(model.encoder)]
+    if model.cross_attention is not None:
+        rows.append(("reads the encoder", _heads(model.cross_attention)))
+    rows += [
+        ("head", _head(model)),
         ("text", "no tokenizer" if text is None else f"begin {text.bos_id}, end {text.eos_id}, pad {text.pad_id}"),
         ("witness", ", ".join(contract.witness.probes)),
     ]
     return Table(str(folder.path), ("contract", ""), tuple(rows))
+
+
+def _stack(stack: Stack) -> list[tuple[str, str]]:
+    """What an encoder or a decoder is made of."""
+    rules = [f"{number} × {layer}" for number, layer in _runs([_layer(layer) for layer in stack.layers])]
+    return [
+        ("layers", ", ".join(rules)),
+        ("size", f"{stack.hidden_size}, {_feed_forward(stack.ffn)}"),
+        ("heads", _heads(stack.attention)),
+        ("positions", _part(stack.position)),
+        ("norm", f"{_part(stack.norm)}, {stack.norm_placement}"),
+    ]
+
+
+def _layer(layer: str | Layer) -> str:
+    """A layer: its rule, and what it has of its own."""
+    if isinstance(layer, str):
+        return layer
+    said = layer.model_dump(mode="json", exclude_none=True)
+    own = [
+        f"{name} {part['kind'] if isinstance(part, dict) else part}" for name, part in said.items() if name != "rule"
+    ]
+    return f"{layer.rule} ({', '.join(own)})" if own else layer.rule
+
+
+def _feed_forward(word: FFN) -> str:
+    """Kind, inner size and activation, and of experts how many."""
+    if word.kind == "moe":
+        shared = "" if word.shared is None else f", one of {word.shared.intermediate_size} for all"
+        return (
+            f"{word.num_experts_per_tok} of {word.num_experts} experts by {word.router.kind}, each "
+            f"{_feed_forward(word.expert)}{shared}"
+        )
+    activation = f" ({word.activation})" if word.kind != "clamped_gated" else ""
+    return f"{word.kind} ffn {word.intermediate_size}{activation}"
+
+
+def _heads(word: Grouped | Latent) -> str:
+    if word.kind == "latent":
+        size = word.qk_nope_head_dim + word.qk_rope_head_dim
+        return (
+            f"{word.num_attention_heads} of {size} ({word.qk_rope_head_dim} turned), values of {word.v_head_dim}, from "
+            f"latents of {word.kv_lora_rank}"
+        )
+    return f"{word.num_attention_heads} of {word.head_dim}, {word.num_key_value_heads} for keys and values"
+
+
+def _head(model: ModelConfig) -> str:
+    if model.tie_word_embeddings:
+        tied = "tied to the embedding"
+    else:
+        tied = "its own" if model.head.kind in ("language_model", "masked_lm") else ""
+    return ", ".join(part for part in (_part(model.head), tied) if part)
 
 
 def _contract_lines(folder: Folder) -> list[str]:
@@ -83,7 +140,9 @@ def _contract_lines(folder: Folder) -> list[str]:
 
     contract = folder.contract
     data = contract.model_dump(mode="json", exclude={"tensors", "witness"})
-    data["model"]["layers"] = [f"{number} × {rule}" for number, rule in _runs(contract.model.layers)]
+    for stack in (data["model"], data["model"]["encoder"]):
+        if stack is not None and all(isinstance(layer, str) for layer in stack["layers"]):
+            stack["layers"] = [f"{number} × {rule}" for number, rule in _runs(stack["layers"])]
     data["witness"] = _cases(contract)
     return [common.printable(line) for line in dump(data).splitlines()]
 
@@ -92,10 +151,15 @@ def _cases(contract: Contract) -> dict[str, Any]:
     """What the witness asks: sizes of the inputs, and how many answers are kept."""
     witness = contract.witness
     cases: dict[str, Any] = {"tolerance": witness.tolerance}
+    cases["stream"] = ", ".join(f"{number} × {kind}" for number, kind in _runs(witness.stream))
     for name, answer in witness.probes.items():
         rows, slots = len(answer.asked.tokens), len(answer.asked.tokens[0])
-        kept = f"{len(answer.logits)} slots" + ("" if answer.loss is None else f", loss {answer.loss:.6g}")
-        cases[name] = f"{rows} × {slots} tokens, {kept}"
+        source = answer.asked.source
+        read = "" if source is None else f" from {len(source.tokens[0])}"
+        kept = f"{len(answer.logits)} {'documents' if answer.asked.at is None else 'slots'}"
+        cases[name] = f"{rows} × {slots} tokens{read}, {kept}" + (
+            "" if answer.loss is None else f", loss {answer.loss:.6g}"
+        )
     if text := witness.text:
         cases["tokens"] = f"SHA-256 {text.tokens}"
         cases["sample"] = f"{len(text.sample)} lines, {sum(map(len, text.ids))} ids"
@@ -104,7 +168,7 @@ def _cases(contract: Contract) -> dict[str, Any]:
     return cases
 
 
-def _runs(layers: tuple[str, ...]) -> list[tuple[int, str]]:
+def _runs(layers: Sequence[str]) -> list[tuple[int, str]]:
     """Equal rules that follow each other, counted."""
     return [(len(list(run)), rule) for rule, run in groupby(layers)]
 
@@ -135,6 +199,10 @@ def _parameters(folder: Folder) -> int:
 
 def _part(part: Any) -> str:
     """A part of a config: its kind and what it sets."""
-    values = part.model_dump(mode="json")
-    kind = values.pop("kind")
-    return f"{kind} ({', '.join(f'{name} {value}' for name, value in values.items())})" if values else str(kind)
+    return _said(part.model_dump(mode="json", exclude_none=True))
+
+
+def _said(values: dict[str, Any]) -> str:
+    kind = values.pop("kind", "")
+    told = [f"{name} {_said(value) if isinstance(value, dict) else value}" for name, value in values.items()]
+    return f"{kind} ({', '.join(told)})" if told else str(kind)

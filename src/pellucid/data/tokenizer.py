@@ -21,7 +21,7 @@ from tokenizers import decoders, pre_tokenizers
 
 from pellucid.data.files import lone_surrogate, plain
 from pellucid.data.special import BEGIN, END, PAD, UNKNOWN, USUAL_NAMES, in_order
-from pellucid.data.vocabulary import Kind, learn
+from pellucid.data.vocabulary import Kind, learn, settled
 from pellucid.errors import DataError, UnsupportedError
 
 _LARGEST_FILE = 256 << 20
@@ -51,6 +51,7 @@ class Tokenizer:
     """
 
     def __init__(self, backend: _Backend) -> None:
+        backend = settled(backend)
         backend.encode_special_tokens = True  # "<|end|>" in somebody's text is seven ordinary bytes
         backend.no_truncation()
         backend.no_padding()

@@ -7,6 +7,7 @@ learnt as BPE of words whose later characters count as characters of their own, 
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, get_args
@@ -59,9 +60,21 @@ def _byte_level(kind: Kind, texts: Iterable[str], vocab_size: int, specials: lis
     backend = Backend(models.BPE() if kind == "bpe" else models.Unigram())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(**settings) if kind == "bpe" else trainers.UnigramTrainer(**settings)
-    backend.train_from_iterator(texts, trainer)
-    return backend
+    if kind == "bpe":
+        backend.train_from_iterator(texts, trainers.BpeTrainer(**settings))
+        return backend
+    backend.train_from_iterator(texts, trainers.UnigramTrainer(**settings))
+    return _trimmed(backend, vocab_size, specials)
+
+
+def _trimmed(backend: Backend, vocab_size: int, specials: list[str]) -> Backend:
+    """A Unigram backend of at most ``vocab_size`` pieces: its trainer may keep more than it was asked for."""
+    parts = json.loads(backend.to_str())
+    vocab = parts["model"]["vocab"]
+    longer = [number for number, (piece, _) in enumerate(vocab) if len(piece) > 1 and piece not in specials]
+    worst = sorted(longer, key=lambda number: vocab[number][1])[: max(0, len(vocab) - vocab_size)]
+    parts["model"]["vocab"] = [entry for number, entry in enumerate(vocab) if number not in set(worst)]
+    return Backend.from_str(json.dumps(parts))
 
 
 # ---- WordPiece
@@ -116,3 +129,19 @@ def _repeated(words: dict[str, int]) -> Iterator[str]:
     for word, times in words.items():
         for begin in range(0, times, _AT_A_TIME):
             yield " ".join([word] * min(_AT_A_TIME, times - begin))
+
+
+def settled(backend: Backend) -> Backend:
+    """``backend`` with scores that are read back as they were written.
+
+    The reader in ``tokenizers`` may miss the last bit of a long number, so that a Unigram vocabulary changes, and
+    its digest with it, each time it is saved and loaded; nine decimals are read exactly.
+    """
+    parts = json.loads(backend.to_str())
+    if parts["model"].get("type") != "Unigram":
+        return backend
+    vocab = [[piece, round(score, 9)] for piece, score in parts["model"]["vocab"]]
+    if vocab == parts["model"]["vocab"]:
+        return backend
+    parts["model"]["vocab"] = vocab
+    return Backend.from_str(json.dumps(parts))

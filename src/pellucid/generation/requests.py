@@ -15,10 +15,10 @@ def check_model(model: nn.Module) -> None:
     """Refuse a model that cannot go on from a text, or would not answer the same twice."""
     way = "use a decoder or an encoder-decoder with a language-model head"
     if not callable(getattr(model, "new_cache", None)):
-        raise UnsupportedError(f"a {type(model).__name__} cannot go on from a prompt; {way}")
+        raise UnsupportedError(f"this {type(model).__name__} cannot go on from a prompt; {way}")
     head = getattr(model, "head_name", "lm_head")
     if head != "lm_head":
-        raise UnsupportedError(f"a {type(model).__name__} with the head {head} says no tokens; {way}")
+        raise UnsupportedError(f"this {type(model).__name__} with the head {head} says no tokens; {way}")
     if model.training:
         raise InputError("the model is in training mode, where dropout would change its answers; call model.eval()")
 
@@ -49,10 +49,10 @@ def check_sources(model: nn.Module, prompts: int, sources: Sequence[Ids] | None,
     """Refuse sources that the model does not read, lacks, or cannot place."""
     if not reads_sources(model):
         if sources is not None:
-            raise InputError(f"sources are for an encoder-decoder, and a {type(model).__name__} reads prompts only")
+            raise InputError(f"sources are for an encoder-decoder, and this {type(model).__name__} reads prompts only")
         return
     if sources is None:
-        raise InputError(f"a {type(model).__name__} reads a source; give sources, one a prompt")
+        raise InputError(f"this {type(model).__name__} reads a source; give sources, one a prompt")
     if len(sources) != prompts:
         raise InputError(f"{len(sources)} sources for {prompts} prompts; give one a prompt")
     own: int | None = getattr(model.config, "source_vocab_size", None)

@@ -23,8 +23,8 @@ def check_stack(stack: Stack) -> None:
     for number, layer in enumerate(stack.each_layer):
         if layer.position is not None and on_entry:
             raise ValueError(
-                f"layers.{number}.position is {layer.position.kind!r}, but position {stack.position.kind!r} is added on "
-                "entry, before any layer; choose one"
+                f"layers.{number}.position is {layer.position.kind!r}, but position {stack.position.kind!r} is added "
+                "on entry, before any layer; choose one"
             )
         if layer.same_as is not None:
             _check_shared(stack, number, layer.same_as)
@@ -90,8 +90,8 @@ def _check_pair(config: ModelConfig) -> None:
     encoder = config.encoder
     if config.cross_attention is None:
         raise ValueError(
-            f"attention {config.attention.kind!r} cannot read an encoder; say how the decoder does: give cross_attention "
-            "its num_attention_heads"
+            f"attention {config.attention.kind!r} cannot read an encoder; say how the decoder does: give "
+            "cross_attention its num_attention_heads"
         )
     assert encoder is not None
     if config.norm_placement.startswith("parallel"):

@@ -6,6 +6,7 @@
 ``Rotary`` ``LearnedPositions`` ``SinusoidalPositions`` ``NoPositions``             how a token's place is told
 ``ContiguousCache``  what past tokens said, and where they were
 ``linear_cross_entropy``  the loss, as a sum and a count
+``from_torch``       torch's own layers as parts of ours, with their weights
 """
 
 from pellucid.nn.attend import attend, probabilities
@@ -18,6 +19,7 @@ from pellucid.nn.latent import LatentAttention
 from pellucid.nn.losses import Loss, linear_cross_entropy
 from pellucid.nn.norms import LayerNorm, RMSNorm
 from pellucid.nn.positions import LearnedPositions, NoPositions, Rotary, SinusoidalPositions
+from pellucid.nn.torch_layers import from_torch
 
 __all__ = [
     "ContiguousCache",
@@ -38,6 +40,7 @@ __all__ = [
     "SinusoidalPositions",
     "TokenEmbedding",
     "attend",
+    "from_torch",
     "linear_cross_entropy",
     "probabilities",
     "silenced",

@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Literal
 
 import torch
 
@@ -15,7 +16,7 @@ from pellucid.records import Figure
 from pellucid.visibility import Coordinates, Rule
 
 LONGEST = 512
-COLOURS = {"past": "#7fa8d9", "itself": "#1d4e89", "ahead": "#e9a13b", "hidden": "#f1f3f6"}
+COLOURS = {"past": "#7fa8d9", "itself": "#1d4e89", "ahead": "#e9a13b", "source": "#5a9e6f", "hidden": "#f1f3f6"}
 """What a visible key is to its query, and cells that are hidden."""
 
 _INK, _FAINT, _LINE = "#1b2430", "#5b6675", "#c9cfd8"
@@ -31,6 +32,8 @@ class Panel:
     layers: tuple[int, ...]
     documents: tuple[int, ...]
     visible: tuple[tuple[bool, ...], ...]
+    part: Literal["", "encoder", "decoder", "cross"] = ""
+    """Whose layers these are; ``cross``: a decoder's, whose keys are the tokens that the encoder read."""
 
     @property
     def edges(self) -> int:
@@ -46,12 +49,19 @@ class Panel:
         """The layers in words."""
         if not self.layers:
             return ""
-        return f"layer{'s' if len(self.layers) > 1 else ''} {_ranges(self.layers)}"
+        words = f"layer{'s' if len(self.layers) > 1 else ''} {_ranges(self.layers)}"
+        if self.part == "cross":
+            return f"decoder to encoder, {words}"
+        return f"{self.part} {words}".lstrip()
 
     @property
     def summary(self) -> str:
         """What can be counted."""
         return f"{self.edges} of {self.length**2} pairs visible ({self.edges / self.length**2:.0%})"
+
+    def kind(self, query: int, key: int) -> str:
+        """What a visible key is to its query."""
+        return "source" if self.part == "cross" else kind(query, key)
 
 
 def mask_panels(
@@ -60,12 +70,13 @@ def mask_panels(
     documents: Sequence[int] = (16,),
     groups: Sequence[int] | None = None,
     layered: bool = True,
+    part: Literal["", "encoder", "decoder", "cross"] = "",
 ) -> list[Panel]:
     """One panel a distinct rule, in the order of first use.
 
     ``rules`` are those of layers 0, 1, …; with ``layered=False`` they belong to no model.
     ``documents`` are the lengths of the documents packed in the row; ``groups`` gives each token's group, for
-    rules that read groups.
+    rules that read groups. ``part`` says whose layers they are; the sources of ``cross`` are as long as the documents.
     """
     if not rules:
         raise InputError("there is no rule to draw; give at least one")
@@ -79,7 +90,7 @@ def mask_panels(
     for text, layers in _by_rule(rules).items():
         visible = rules[layers[0]].mask(where, where)[0, 0].tolist()
         shown = tuple(layers) if layered else ()
-        panels.append(Panel(text, shown, tuple(documents), tuple(map(tuple, visible))))
+        panels.append(Panel(text, shown, tuple(documents), tuple(map(tuple, visible)), part))
     return panels
 
 
@@ -96,7 +107,7 @@ def mask_figure(panels: Sequence[Panel], *, title: str = "Who may see whom") -> 
             body.append(f'<g transform="translate({index * step + 24} {top})">{drawn.svg(above)}</g>')
         top += above + row[0].side + 62
     caption = "; ".join(_sentence(panel) for panel in panels)
-    head = _text(24, 36, title, size=18, weight=600) + _legend(24, 62, _kinds(panels))
+    head = _text(24, 36, title, size=18, weight=600) + _legend(24, 62, kinds(panels))
     width = max(columns * step + 24, 24 + 11 * len(title))
     return Figure(title, _document(width, top, title, caption, head + "".join(body)), caption)
 
@@ -131,14 +142,20 @@ def _ranges(numbers: Sequence[int]) -> str:
     return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
+def axis_name(panel: Panel) -> str:
+    """What the keys are."""
+    return "token of the source →" if panel.part == "cross" else "key →"
+
+
 def kind(query: int, key: int) -> str:
     """What a visible key is to its query."""
     return "itself" if query == key else "past" if key < query else "ahead"
 
 
-def _kinds(panels: Iterable[Panel]) -> list[str]:
+def kinds(panels: Iterable[Panel]) -> list[str]:
+    """What is to be seen in ``panels``, in the order of :data:`COLOURS`."""
     seen = {
-        kind(query, key)
+        panel.kind(query, key)
         for panel in panels
         for query, row in enumerate(panel.visible)
         for key, sees in enumerate(row)
@@ -169,7 +186,7 @@ class _Panel:
 
     def _axes(self, above: int) -> str:
         parts = [
-            _text(44 + self.side / 2, above - 24, "key →", size=12, fill=_FAINT, anchor="middle"),
+            _text(44 + self.side / 2, above - 24, axis_name(self.panel), size=12, fill=_FAINT, anchor="middle"),
             f'<g transform="translate(12 {_n(above + self.side / 2)}) rotate(-90)">'
             + _text(0, 0, "← query", size=12, fill=_FAINT, anchor="middle")
             + "</g>",
@@ -185,7 +202,7 @@ class _Panel:
         parts = [f'<rect width="{side}" height="{side}" fill="{COLOURS["hidden"]}"/>']
         paths: dict[str, list[str]] = {}
         for query, row in enumerate(self.panel.visible):
-            for name, start, stop in _runs(query, row):
+            for name, start, stop in _runs(self.panel, query, row):
                 width = (stop - start) * self.cell
                 corner = f"M{_n(start * self.cell)} {_n(query * self.cell)}"
                 paths.setdefault(name, []).append(f"{corner}h{_n(width)}v{_n(self.cell)}h{_n(-width)}z")
@@ -206,13 +223,13 @@ class _Panel:
         return f'<path d="{steps}" stroke="{colour}" stroke-width="{width}" fill="none"/>'
 
 
-def _runs(query: int, row: Sequence[bool]) -> list[tuple[str, int, int]]:
+def _runs(panel: Panel, query: int, row: Sequence[bool]) -> list[tuple[str, int, int]]:
     """Neighbouring visible keys of one kind as (kind, start, stop)."""
     runs: list[tuple[str, int, int]] = []
     for key, sees in enumerate(row):
         if not sees:
             continue
-        name = kind(query, key)
+        name = panel.kind(query, key)
         if runs and runs[-1][0] == name and runs[-1][2] == key:
             runs[-1] = (name, runs[-1][1], key + 1)
         else:

@@ -8,7 +8,7 @@ from itertools import accumulate
 from textwrap import wrap
 
 from pellucid.errors import UnsupportedError
-from pellucid.reports.plots import COLOURS, Panel, kind, ticks
+from pellucid.reports.plots import COLOURS, Panel, axis_name, kinds, ticks
 
 
 def mask_png(panels: Sequence[Panel], *, title: str = "Who may see whom") -> bytes:
@@ -32,8 +32,8 @@ def mask_png(panels: Sequence[Panel], *, title: str = "Who may see whom") -> byt
         _draw(axis, panel)
     for axis in axes[len(panels) :]:
         axis.axis("off")
-    patches = [Patch(facecolor=colour, edgecolor="#c9cfd8", label=name) for name, colour in COLOURS.items()]
-    figure.legend(handles=patches, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+    patches = [Patch(facecolor=COLOURS[name], edgecolor="#c9cfd8", label=name) for name in kinds(panels)]
+    figure.legend(handles=patches, loc="outside lower center", ncols=len(patches), frameon=False, fontsize=9)
     out = io.BytesIO()
     figure.savefig(out, format="png", metadata={"Title": title})
     return out.getvalue()
@@ -46,7 +46,7 @@ def _draw(axis: object, panel: Panel) -> None:
     assert isinstance(axis, Axes)
     names = list(COLOURS)
     numbers = [
-        [names.index(kind(q, k) if sees else "hidden") for k, sees in enumerate(row)]
+        [names.index(panel.kind(q, k) if sees else "hidden") for k, sees in enumerate(row)]
         for q, row in enumerate(panel.visible)
     ]
     colours = ListedColormap(list(COLOURS.values()))
@@ -57,7 +57,7 @@ def _draw(axis: object, panel: Panel) -> None:
     axis.tick_params(labelsize=8, length=0)
     axis.xaxis.tick_top()
     axis.xaxis.set_label_position("top")
-    axis.set_xlabel("key →", fontsize=9)
+    axis.set_xlabel(axis_name(panel), fontsize=9)
     axis.set_ylabel("← query", fontsize=9)
     if panel.length <= 32:
         edges = [n - 0.5 for n in range(1, panel.length)]

@@ -6,9 +6,10 @@
 """
 
 from pellucid.training.config import TrainConfig
+from pellucid.training.figures import Figure, Validation
 from pellucid.training.loop import train
 from pellucid.training.result import TrainResult
 from pellucid.training.step import NotFiniteError
-from pellucid.training.validation import Validation, bits_per_byte
+from pellucid.training.validation import bits_per_byte
 
-__all__ = ["NotFiniteError", "TrainConfig", "TrainResult", "Validation", "bits_per_byte", "train"]
+__all__ = ["Figure", "NotFiniteError", "TrainConfig", "TrainResult", "Validation", "bits_per_byte", "train"]

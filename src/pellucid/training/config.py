@@ -190,6 +190,16 @@ class TrainConfig(Config):
                 f"data.source_length is {self.data.source_length}, but model.family is {self.model.family!r}, which "
                 "reads no source; leave it out"
             )
+        if self.data.source_length is not None and isinstance(self.objective, objectives.SpanCorruption):
+            raise ValueError(
+                f"data.source_length is {self.data.source_length}, but objective 'span_corruption' makes the source of "
+                f"rows of data.length {self.data.length}; leave it out"
+            )
+        if isinstance(self.objective, objectives.NextToken) and self.data.tokenizer_kind == "wordpiece":
+            raise ValueError(
+                "data.tokenizer_kind is 'wordpiece', which loses white space, but objective 'next_token' is measured "
+                "in bits per byte; take bpe or unigram"
+            )
         if self.data.source == BUILT_IN and not reads_text(self.objective):
             raise ValueError(
                 f"objective {self.objective.kind!r} learns from examples, but data.source is {BUILT_IN!r}; "

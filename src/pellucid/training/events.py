@@ -6,6 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from pellucid.training.figures import Validation
+from pellucid.training.routing import RoutingFigures
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -45,7 +48,7 @@ class Stepped:
     count: int
     """Predictions of this step."""
     loss: float
-    """Nats a token, over the whole step."""
+    """Nats a prediction (of a regression: its squared error), over the whole step."""
     rate: float
     """The rate that was used."""
     grad_norm: float
@@ -56,6 +59,8 @@ class Stepped:
     progress: float
     """How much of the budget is used, 0 … 1."""
     minutes: float
+    routing: RoutingFigures | None = None
+    """Where experts are: how evenly the step's tokens were spread over them."""
 
     @property
     def minutes_left(self) -> float:
@@ -65,12 +70,13 @@ class Stepped:
 
 @dataclass(frozen=True)
 class Validated:
-    """Held-out bits per byte after ``step``; ``final`` is over all held-out documents."""
+    """What was found on held-out documents after ``step``; ``final`` is over all of them."""
 
     step: int
-    bits_per_byte: float
+    bits_per_byte: float | None
+    """None for objectives that do not predict every byte."""
     nats: float
-    """Over all tokens."""
+    """Over all items: tokens, or whatever the objective counts."""
     nats_per_token: float
     tokens: int
     bytes: int
@@ -78,6 +84,8 @@ class Validated:
     final: bool
     best: bool
     seconds: float
+    found: Validation | None = None
+    """The same with its figures and baselines, where it is not in bits per byte."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from pellucid.data.text import Document
 from pellucid.errors import CheckpointError, ConfigError, StorageError
@@ -24,6 +25,7 @@ from pellucid.training.events import (
     Validated,
     Warned,
 )
+from pellucid.training.figures import Validation
 from pellucid.training.interrupts import Interrupts
 from pellucid.training.monitors import Metrics, told
 from pellucid.training.prepare import Parts, prepare, refuse_missing_device, settled
@@ -32,7 +34,7 @@ from pellucid.training.resume import choose, final, refuse_other_model, refuse_s
 from pellucid.training.run_folder import RunFolder, checked_path, step_name
 from pellucid.training.schedule import multiplier, progress
 from pellucid.training.step import StepResult, Where, train_step
-from pellucid.training.validation import Validation, bits_per_byte
+from pellucid.training.validation import bits_per_byte
 
 
 def train(
@@ -113,6 +115,9 @@ def _warn(event: Event) -> None:
         warnings.warn(event.message, RuntimeWarning, stacklevel=2)
 
 
+T = TypeVar("T")
+
+
 class _Asked(Exception):  # noqa: N818
     """Ends the validation at the end of a run that is to stop."""
 
@@ -168,6 +173,7 @@ class _Loop:
             parts.optimizers,
             clip_norm=self.config.clip_norm,
             precision=self.config.settled_precision,
+            balance=self.config.balance,
             where=Where(counters.step + 1, lambda: self.documents(first), self.last),
         )
         seconds = time.monotonic() - started
@@ -177,20 +183,26 @@ class _Loop:
         self.tell_stepped(result, seconds)
 
     def validate(self) -> bool:
-        """Held-out bits per byte on the way; whether they are the best so far."""
-        started, counters = time.monotonic(), self.counters
-        found = self.bits_per_byte(self.parts.sample)
-        best = math.isfinite(found.bits_per_byte) and (counters.best is None or found.bits_per_byte < counters.best)
+        """Held-out loss on the way; whether it is the best so far."""
+        started, counters, judged = time.monotonic(), self.counters, self.parts.judged
+        if judged is None:
+            found = self.bits_per_byte(self.parts.sample)
+        else:
+            found = judged.validate(self.parts.model, final=False)
+        best = math.isfinite(found.measure) and (counters.best is None or found.measure < counters.best)
         if best:
-            counters.best, counters.best_step = found.bits_per_byte, counters.step
+            counters.best, counters.best_step = found.measure, counters.step
         self.tell_validated(found, started, best=best, final=False)
         return best
 
     def validate_all(self) -> Validation | None:
         """The same over all held-out documents; None if somebody asks the run to stop before that is done."""
-        started = time.monotonic()
+        started, judged = time.monotonic(), self.parts.judged
         try:
-            found = self.bits_per_byte(self.until_asked(self.parts.heldout.documents("heldout")))
+            if judged is None:
+                found = self.bits_per_byte(self.until_asked(self.parts.heldout.documents("heldout")))
+            else:
+                found = judged.validate(self.parts.model, final=True, watch=self.until_asked)
         except _Asked:
             return None
         self.tell_validated(found, started, best=False, final=True)
@@ -209,12 +221,12 @@ class _Loop:
             precision=self.config.settled_precision,
         )
 
-    def until_asked(self, documents: Iterable[Document]) -> Iterator[Document]:
-        """The documents; an end, and no result, when the run is to stop."""
-        for document in documents:
+    def until_asked(self, items: Iterable[T]) -> Iterator[T]:
+        """The documents or batches; an end, and no result, when the run is to stop."""
+        for item in items:
             if self.interrupts.asked:
                 raise _Asked
-            yield document
+            yield item
         if self.interrupts.asked:
             raise _Asked
 
@@ -225,7 +237,7 @@ class _Loop:
             return self.last
         counters.minutes, counters.loader = self.minutes, parts.loader.state_dict()
         try:
-            self.last = self.run.save(parts.model, parts.tokenizer, counters, parts.optimizers)
+            self.last = self.run.save(parts.model, parts.tokenizer, counters, parts.optimizers, parts.classes)
             if counters.best_step == counters.step:
                 self.run.mark_best(self.last)
             self.run.prune(self.config.keep)
@@ -269,15 +281,16 @@ class _Loop:
         self.tell(
             Validated(
                 step=self.counters.step,
-                bits_per_byte=found.bits_per_byte,
+                bits_per_byte=found.bits_per_byte if found.bytes else None,
                 nats=found.nats,
-                nats_per_token=found.nats / found.tokens,
+                nats_per_token=found.loss,
                 tokens=found.tokens,
                 bytes=found.bytes,
                 documents=found.documents,
                 final=final,
                 best=best,
                 seconds=time.monotonic() - started,
+                found=None if found.bytes else found,
             )
         )
 
@@ -299,5 +312,6 @@ class _Loop:
                 seconds=seconds,
                 progress=self.progress,
                 minutes=self.minutes,
+                routing=result.routing,
             )
         )

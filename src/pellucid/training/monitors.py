@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from pellucid.training.events import (
     Validated,
     Warned,
 )
-from pellucid.training.validation import Validation
+from pellucid.training.figures import Validation, read_back
 
 _SECONDS_BETWEEN_LINES = 10.0
 _LONGEST_LINE = 1 << 16
@@ -41,13 +41,15 @@ class Metrics:
         self.path = path
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, Stepped | Validated):
-            kind = "step" if isinstance(event, Stepped) else "validation"
-            self._write({"kind": kind, **asdict(event)})
+        if isinstance(event, Stepped):
+            routing = {} if event.routing is None else {"routing": event.routing._asdict()}
+            self._write({"kind": "step", **_fields(event, "routing"), **routing})
+        elif isinstance(event, Validated):
+            found = {} if event.found is None else event.found.said()
+            self._write({"kind": "validation", **_fields(event, "found"), **found})
 
     def _write(self, record: dict[str, Any]) -> None:
-        plain = {key: number(value) if isinstance(value, float) else value for key, value in record.items()}
-        line = (json.dumps(plain) + "\n").encode()
+        line = (json.dumps(_plain(record)) + "\n").encode()
         try:
             handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
             try:
@@ -100,10 +102,19 @@ class Metrics:
         found = None
         for line in self.records():
             if line["kind"] == "validation" and line["step"] == step and line.get("final") is True:
-                nats, counts = line.get("nats"), [line.get(name) for name in ("tokens", "bytes", "documents")]
-                if type(nats) is float and all(type(count) is int and count > 0 for count in counts):
-                    found = Validation(nats, *counts)  # type: ignore[arg-type]
+                found = read_back(line) or found
         return found
+
+
+def _fields(event: Event, left_out: str) -> dict[str, Any]:
+    return {field.name: getattr(event, field.name) for field in fields(event) if field.name != left_out}
+
+
+def _plain(value: Any) -> Any:
+    """Numbers that JSON can write, at every depth."""
+    if isinstance(value, dict):
+        return {key: _plain(part) for key, part in value.items()}
+    return number(value) if isinstance(value, float) else value
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
@@ -159,7 +170,8 @@ def describe(event: Event, speed: float = 0.0) -> str:
         case Validated():
             what = f"all {event.documents}" if event.final else str(event.documents)
             best = ", the best so far" if event.best else ""
-            return f"step {event.step}  {event.bits_per_byte:.4f} bits/byte on {what} held-out documents{best}"
+            found = f"{event.bits_per_byte:.4f} bits/byte" if event.found is None else str(event.found)
+            return f"step {event.step}  {found} on {what} held-out documents{best}"
         case Saved():
             return f"step {event.step}  saved {event.path}"
         case Resumed():

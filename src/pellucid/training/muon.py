@@ -21,10 +21,15 @@ _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan et al. 2024, "Muon": steepes
 
 
 class Muon(torch.optim.Muon):
-    """``torch.optim.Muon`` (momentum, orthogonalised update, decoupled decay), computed in ``dtype``."""
+    """``torch.optim.Muon`` (momentum, orthogonalised update, decoupled decay), computed in ``dtype``.
+
+    A parameter ``[E, M, N]`` is E matrices, each orthogonalised by itself; at least one must be a plain matrix.
+    """
 
     def __init__(self, parameters: Iterable[Tensor], *, dtype: torch.dtype = torch.float32, **settings: Any) -> None:
-        super().__init__(parameters, **settings)
+        given = list(parameters)
+        super().__init__([p for p in given if p.dim() != 3], **settings)
+        self.param_groups[0]["params"] += [p for p in given if p.dim() == 3]  # torch's class takes no stacks
         self.dtype = dtype
 
     @torch.no_grad()
@@ -52,9 +57,10 @@ class Muon(torch.optim.Muon):
         buffers = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
         torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])
         updates = torch._foreach_lerp(gradients, buffers, group["momentum"]) if group["nesterov"] else buffers
-        update_XMN = torch.stack(list(updates)).to(self.dtype)
-        directions = orthogonalised(update_XMN, steps=group["ns_steps"], eps=group["eps"])
-        rate = group["lr"] * _shape_factor(parameters[0].shape, group["adjust_lr_fn"])
+        stacked = torch.stack(list(updates)).to(self.dtype)
+        update_XMN = stacked.flatten(0, -3)
+        directions = orthogonalised(update_XMN, steps=group["ns_steps"], eps=group["eps"]).view_as(stacked)
+        rate = group["lr"] * _shape_factor(parameters[0].shape[-2:], group["adjust_lr_fn"])
         torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
         torch._foreach_add_(parameters, list(directions.to(parameters[0].dtype).unbind()), alpha=-rate)
 

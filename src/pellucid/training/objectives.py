@@ -43,7 +43,7 @@ class PrefixLM(Config):
         if (self.prompt is None) != (self.completion is None):
             raise ValueError(f"prompt is {self.prompt!r} and completion {self.completion!r}; give both, or neither")
         if self.prompt is not None and self.share is not None:
-            raise ValueError(f"share is {self.share}, but prompt {self.prompt!r} says where the prefix ends; choose one")
+            raise ValueError(f"share is {self.share}, but prompt {self.prompt!r} ends the prefix; choose one")
         return self
 
 
@@ -147,7 +147,7 @@ AnyObjective = (
 )
 Objective = Annotated[AnyObjective, Field(discriminator="kind")]
 
-_OF_HEAD: dict[type[Config], type[Any]] = {
+_OF_HEAD: dict[type[Any], type[Any]] = {
     words.SequenceClassification: Classification,
     words.Regression: Regression,
     words.TokenClassification: TokenLabelling,
@@ -160,7 +160,15 @@ _OF_FAMILY: dict[str, tuple[type[Any], ...]] = {
     "encoder_decoder": (SequenceToSequence, SpanCorruption),
 }
 """What heads with logits for tokens can learn in each family, the usual first."""
-SMOOTHED = (*(kind for kinds in _OF_FAMILY.values() for kind in kinds), Classification, TokenLabelling)
+SMOOTHED = (
+    NextToken,
+    PrefixLM,
+    MaskedLM,
+    SpanCorruption,
+    SequenceToSequence,
+    Classification,
+    TokenLabelling,
+)
 """Objectives that choose one of several: their labels can be smoothed."""
 
 

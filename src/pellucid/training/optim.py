@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from pellucid.errors import CheckpointError
+from pellucid.nn.moe import Experts, Router
+from pellucid.nn.norms import HeadLayerNorm
 from pellucid.nn.positions import LearnedPositions
 from pellucid.training import config as cfg
 from pellucid.training.muon import Muon
@@ -19,24 +21,39 @@ Role = Literal["matrix", "embedding", "head", "vector"]
 def roles(model: nn.Module) -> dict[str, Role]:
     """The role of every parameter that is learnt, under its first name; a tied one is listed once.
 
-    ``matrix``: a weight inside the blocks (``model.layers``); ``embedding``: a table that is looked up, also
-    when it is tied to the head; ``head``: another matrix outside the blocks; ``vector``: norms and biases.
+    ``matrix``: a weight inside the blocks of a stack (``layers``), a stack ``[E, …]`` of experts' among them;
+    ``embedding``: a table that is looked up (tokens, types, positions, relative biases), also when it is tied to the
+    head; ``head``: another matrix outside the blocks, and a router's, which gives logits too; ``vector``: norms,
+    biases, sinks.
     """
-    tables = {
-        id(parameter)
-        for module in model.modules()
-        if isinstance(module, nn.Embedding | LearnedPositions)
-        for parameter in module.parameters(recurse=False)
-    }
+    tables = _owned(model, lambda module, name: isinstance(module, nn.Embedding | LearnedPositions))
+    vectors = _owned(model, _is_vector)
+    logits = _owned(model, lambda module, name: isinstance(module, Router))
 
     def role(name: str, parameter: nn.Parameter) -> Role:
         if id(parameter) in tables:
             return "embedding"
-        if parameter.dim() < 2:
+        if parameter.dim() < 2 or id(parameter) in vectors:
             return "vector"
-        return "matrix" if name.startswith("layers.") else "head"
+        inside = name.startswith(("layers.", "encoder.layers.")) and id(parameter) not in logits
+        return "matrix" if inside else "head"
 
     return {name: role(name, p) for name, p in model.named_parameters() if p.requires_grad}
+
+
+def _owned(model: nn.Module, of: Callable[[nn.Module, str], bool]) -> set[int]:
+    """The identities of the parameters that modules of one kind hold themselves."""
+    return {
+        id(parameter)
+        for module in model.modules()
+        for name, parameter in module.named_parameters(recurse=False)
+        if of(module, name)
+    }
+
+
+def _is_vector(module: nn.Module, name: str) -> bool:
+    """Norms and biases that have more than one axis: one vector a head, one an expert."""
+    return isinstance(module, HeadLayerNorm) or (isinstance(module, Experts) and name.endswith("_bias"))
 
 
 class Optimizers:

@@ -13,19 +13,24 @@ import torch
 
 from pellucid.checkpoints import store
 from pellucid.data.loader import Loader
-from pellucid.data.text import Corpus, Document, open_corpus
+from pellucid.data.text import Corpus, Document
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import CheckpointError, ConfigError
 from pellucid.models.build import build
-from pellucid.models.decoder import Decoder
+from pellucid.models.encoder_decoder import EncoderDecoder
+from pellucid.models.model import Model
 from pellucid.training import state
 from pellucid.training.allocator import keep_pages
 from pellucid.training.config import TrainConfig
 from pellucid.training.environment import NAME as ENVIRONMENT
 from pellucid.training.environment import changes, listing, other_circumstances, recorded_data
+from pellucid.training.heldout import HeldOut
+from pellucid.training.material import Material, open_data, training_texts
+from pellucid.training.objectives import NextToken, SpanCorruption
 from pellucid.training.optim import Optimizers, make_optimizers
 from pellucid.training.precision import fastest
 from pellucid.training.run_folder import RunFolder
+from pellucid.training.translate import corrupted_lengths, special_tokens
 
 _OPTIMIZER_SHARE = 2  # AdamW remembers two numbers for each weight
 
@@ -34,13 +39,16 @@ _OPTIMIZER_SHARE = 2  # AdamW remembers two numbers for each weight
 class Parts:
     """What a run consists of."""
 
-    train: Corpus
     heldout: Corpus
     sample: list[Document]
-    """The held-out documents of validations on the way."""
+    """The held-out documents of validations on the way, where these are in bits per byte."""
+    judged: HeldOut | None
+    """How validations go of any other objective than the next token."""
+    classes: tuple[str, ...]
+    """The names of the classes, in order, where something is classified."""
     tokenizer: Tokenizer
     loader: Loader
-    model: Decoder
+    model: Model
     optimizers: Optimizers
     counters: state.Counters
     facts: dict[str, Any]
@@ -50,24 +58,21 @@ class Parts:
 def prepare(config: TrainConfig, run: RunFolder, last: Path | None, warn: Callable[[str], None]) -> Parts:
     """Open the data, make or load tokenizer and model, and go on from ``last``; nothing is written."""
     set_up_process(config)
-    train, heldout = open_data(config)
-    sample = draw(heldout, config.validation.documents)
+    sides = train, heldout = open_data(config)
+    by_bytes = isinstance(config.objective, NextToken)
+    sample = draw(heldout, config.validation.documents) if by_bytes else []
     tokenizer = make_tokenizer(config, train) if last is None else Tokenizer.load(last / store.TOKENIZER)
     _check_fit(config, tokenizer)
-    loader = Loader.from_corpus(
-        train,
-        tokenizer,
-        "train",
-        batch_size=config.batch_size,
-        length=config.data.length,
-        seed=config.seed,
-    )
+    material = Material(config, sides, tokenizer, warn)
+    loader = material.loader()
     model = build(config.model, seed=config.seed, device=config.device)
     model.gradient_checkpointing = config.checkpoint_activations
+    model.label_smoothing = config.label_smoothing
     _check_lengths(config, model)
+    judged = None if by_bytes else HeldOut(config, loader, material.heldout_loader, tokenizer.eos_id)
     optimizers = make_optimizers(model, config.optimizer)
     run.refuse_without_room(_checkpoint_size(model))
-    data = described_data(train, heldout, loader)
+    data = described_data(material, loader)
     compare_environment(run, data, last, warn)
     counters = state.Counters() if last is None else go_on(last, model, loader, optimizers)
     facts = {
@@ -76,7 +81,8 @@ def prepare(config: TrainConfig, run: RunFolder, last: Path | None, warn: Callab
         "data": data,
         "tokenizer": tokenizer.digest(),
     }
-    return Parts(train, heldout, sample, tokenizer, loader, model, optimizers, counters, facts)
+    classes = material.classes
+    return Parts(heldout, sample, judged, classes, tokenizer, loader, model, optimizers, counters, facts)
 
 
 def settled(config: TrainConfig) -> TrainConfig:
@@ -99,7 +105,7 @@ def refuse_missing_device(name: str) -> None:
         ) from error
 
 
-def go_on(last: Path, model: Decoder, loader: Loader, optimizers: Optimizers) -> state.Counters:
+def go_on(last: Path, model: Model, loader: Loader, optimizers: Optimizers) -> state.Counters:
     """Put model, loader, optimizers and random generators back to where ``last``, which is whole, was saved."""
     stored, own = store.load(last).model.state_dict(), model.state_dict()
     if odd := next((name for name in own if stored[name].dtype != own[name].dtype), None):
@@ -121,18 +127,6 @@ def set_up_process(config: TrainConfig) -> None:
     state.seed_all(config.seed)
 
 
-def open_data(config: TrainConfig) -> tuple[Corpus, Corpus]:
-    """The corpora whose ``train`` and ``heldout`` sides are used."""
-    data = config.data
-    if data.heldout_source is None:
-        corpus = open_corpus(data.source, text_field=data.text_field, heldout_share=data.heldout_share)
-        return corpus, corpus
-    return (
-        open_corpus(data.source, text_field=data.text_field, heldout_share=0.0),
-        open_corpus(data.heldout_source, text_field=data.text_field, heldout_share=1.0),
-    )
-
-
 def draw(heldout: Corpus, most: int | None) -> list[Document]:
     """Up to ``most`` held-out documents, spread over the corpus by a hash of their names: always the same."""
     documents = heldout.documents("heldout")
@@ -145,14 +139,18 @@ def make_tokenizer(config: TrainConfig, train: Corpus) -> Tokenizer:
     """The tokenizer that the config names, or one trained on the training documents."""
     if config.data.tokenizer is not None:
         return Tokenizer.load(config.data.tokenizer)
-    size = config.data.vocab_size or config.model.vocab_size
-    return Tokenizer.train((document.text for document in train.documents("train")), vocab_size=size)
+    return Tokenizer.train(
+        training_texts(config, train),
+        vocab_size=config.data.vocab_size or config.model.vocab_size,
+        kind=config.data.tokenizer_kind,
+        special_tokens=special_tokens(config),
+    )
 
 
-def described_data(train: Corpus, heldout: Corpus, loader: Loader) -> dict[str, str]:
+def described_data(material: Material, loader: Loader) -> dict[str, str]:
     """Digests of the data, and of its files one by one."""
-    said = {"train": train.digest(), "heldout": heldout.digest(), "tokens": loader.store.digest()}
-    said["files"] = listing(train)
+    train, heldout = material.sides
+    said = material.digests(loader) | {"files": listing(train)}
     if heldout is not train:
         said["heldout_files"] = listing(heldout)
     return said
@@ -204,14 +202,23 @@ def _check_fit(config: TrainConfig, tokenizer: Tokenizer) -> None:
         raise ConfigError("the tokenizer has no begin token, and without one a document's first token is not learnt")
 
 
-def _check_lengths(config: TrainConfig, model: Decoder) -> None:
-    for name, length in (("data.length", config.data.length), ("validation.length", config.window[0])):
-        if model.max_length is not None and length > model.max_length:
+def _check_lengths(config: TrainConfig, model: Model) -> None:
+    most, source = model.max_length, config.data.source_length or config.data.length
+    lengths = [("data.length", config.data.length, most)]
+    if isinstance(config.objective, SpanCorruption):
+        source, cut_out = corrupted_lengths(config.objective, config.data.length)
+        lengths = [("what is cut out of data.length", cut_out, most)]
+    if isinstance(config.objective, NextToken):
+        lengths.append(("validation.length", config.window[0], most))
+    if isinstance(model, EncoderDecoder):
+        lengths.append(("the source", source, model.max_source_length))
+    for name, length, limit in lengths:
+        if limit is not None and length > limit:
             raise ConfigError(
-                f"{name} is {length} but the model has positions for {model.max_length} tokens; "
+                f"{name} is {length} but the model has positions for {limit} tokens; "
                 "shorten it, or raise model.position.max_positions"
             )
 
 
-def _checkpoint_size(model: Decoder) -> int:
+def _checkpoint_size(model: Model) -> int:
     return (1 + _OPTIMIZER_SHARE) * sum(p.numel() * p.element_size() for p in model.parameters())

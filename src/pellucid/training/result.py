@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pellucid.training.figures import Validation
 from pellucid.training.state import Counters
-from pellucid.training.validation import Validation
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class TrainResult:
     checkpoint: Path
     steps: int
     tokens: int
-    """Predictions that were learnt from."""
+    """Predictions that were learnt from: tokens, or documents where each is asked one thing."""
     tokens_per_second: float
     """While stepping: validation and saving left out."""
     validation: Validation | None
@@ -50,16 +50,20 @@ class TrainResult:
             "steps": self.steps,
             "tokens_trained": self.tokens,
             "train_tokens_per_second": self.tokens_per_second,
-            "heldout_bits_per_byte": None if found is None else found.bits_per_byte,
+            "heldout_bits_per_byte": found.bits_per_byte if found is not None and found.bytes else None,
             "heldout_bytes": None if found is None else found.bytes,
             "heldout_documents": None if found is None else found.documents,
+            "heldout_loss": None if found is None else found.loss,
+            **({} if found is None else {f"heldout_{name}": value for name, value in found.said().items()}),
             "interrupted": self.interrupted,
             "signal": self.signal or None,
         }
 
     def __str__(self) -> str:
-        end = "interrupted" if self.validation is None else f"{self.validation.bits_per_byte:.4f} bits/byte held out"
+        found = self.validation
+        end = "interrupted" if found is None else f"{found} held out"
+        items = "tokens" if found is None else f"{found.item}s"
         return (
-            f"{self.checkpoint}: {self.steps:,} steps, {self.tokens:,} tokens, "
-            f"{self.tokens_per_second:,.0f} tokens/s, {end}"
+            f"{self.checkpoint}: {self.steps:,} steps, {self.tokens:,} {items}, "
+            f"{self.tokens_per_second:,.0f} {items}/s, {end}"
         )

@@ -13,10 +13,10 @@ from pellucid.training import state
 from pellucid.training.config import Minutes, Steps, TrainConfig
 from pellucid.training.differences import differences, plain
 from pellucid.training.events import Listener, Warned
+from pellucid.training.figures import Validation
 from pellucid.training.monitors import Metrics
 from pellucid.training.run_folder import RunFolder, step_name
 from pellucid.training.schedule import progress
-from pellucid.training.validation import Validation
 
 _MOST_NAMED = 3
 

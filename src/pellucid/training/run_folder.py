@@ -29,6 +29,7 @@ from pellucid.checkpoints.atomic import (
     new_folder,
     write_text,
 )
+from pellucid.checkpoints.classes import write_classes
 from pellucid.checkpoints.files import read
 from pellucid.configfile import to_yaml
 from pellucid.data.tokenizer import Tokenizer
@@ -208,13 +209,19 @@ class RunFolder:
             )
 
     def save(
-        self, model: torch.nn.Module, tokenizer: Tokenizer, counters: state.Counters, optimizers: Optimizers
+        self,
+        model: torch.nn.Module,
+        tokenizer: Tokenizer,
+        counters: state.Counters,
+        optimizers: Optimizers,
+        classes: tuple[str, ...] = (),
     ) -> Path:
         """Complete ``checkpoints/step-N``, then point ``last`` to it."""
         target = self.checkpoints / step_name(counters.step)
         self._sync_metrics()
         with new_folder(target) as folder:
             state.save_state(folder / state.FOLDER, counters, optimizers)
+            write_classes(folder, classes)
             store.write(folder, model, tokenizer=tokenizer)  # its contract comes last: without it nothing is a model
         write_text(self.path / "last", target.name + "\n")
         return target

@@ -34,7 +34,7 @@ _MOST = 2**53
 
 @dataclass
 class Counters:
-    """Where the run is; ``loader`` is the data loader's own cursor, ``best`` the lowest bits per byte."""
+    """Where the run is; ``loader`` is the data loader's own cursor, ``best`` the lowest loss or bits per byte."""
 
     step: int = 0
     tokens: int = 0
@@ -156,7 +156,7 @@ def _check_counters(path: Path, said: Mapping[str, Any]) -> None:
     step, best, best_step = said["step"], said["best"], said["best_step"]
     wanted = {name: (_is_count(said[name]), "a count") for name in ("step", "tokens")}
     wanted |= {name: (_is_amount(said[name]), "an amount of time") for name in ("minutes", "training_seconds")}
-    wanted["best"] = (best is None or _is_amount(best), "bits per byte or null")
+    wanted["best"] = (best is None or _is_amount(best), "a loss or null")
     wanted["best_step"] = (best_step is None or _is_count(best_step), "a step or null")
     wanted["loader"] = (isinstance(said["loader"], dict), "a cursor of the loader")
     for name, (right, kind) in wanted.items():

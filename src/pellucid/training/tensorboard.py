@@ -30,6 +30,14 @@ def tensorboard_listener(run_folder: str | Path) -> Iterator[Listener]:
         listener.close()
 
 
+def _found(event: Validated) -> dict[str, float]:
+    """Bits per byte, or the loss and what stands beside it."""
+    if event.bits_per_byte is not None:
+        return {"bits_per_byte": event.bits_per_byte}
+    figures = () if event.found is None else event.found.figures
+    return {"loss": event.nats_per_token, **{figure.name.replace(" ", "_"): figure.value for figure in figures[1:]}}
+
+
 class _Scalars:
     def __init__(self, folder: Path, writer: Any) -> None:
         self._folder, self._writer_class = folder, writer
@@ -41,10 +49,12 @@ class _Scalars:
                 numbers = {"loss": event.loss, "rate": event.rate, "gradient_norm": event.grad_norm}
                 numbers |= {"epoch": event.epoch, "tokens": event.tokens}
                 numbers["tokens_per_second"] = event.count / event.seconds if event.seconds else 0.0
+                if event.routing is not None:
+                    numbers |= {f"routing_{name}": value for name, value in event.routing._asdict().items()}
                 self._write("train", event.step, numbers)
             case Validated():
                 kind = "heldout" if event.final else "heldout_sample"
-                self._write(kind, event.step, {"bits_per_byte": event.bits_per_byte})
+                self._write(kind, event.step, _found(event))
 
     def _write(self, kind: str, step: int, numbers: dict[str, float]) -> None:
         if self._writer is None:  # what a run that goes on had written of later steps is hidden

@@ -8,7 +8,6 @@ compared between tokenizers, and with a compressor such as gzip.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -20,6 +19,7 @@ from pellucid.data.batch import IGNORED, Batch
 from pellucid.data.objectives import causal
 from pellucid.data.text import Document
 from pellucid.errors import ConfigError, DataError
+from pellucid.training.figures import Validation
 from pellucid.training.precision import Precision, autocast
 
 _BATCHES_SORTED_TOGETHER = 32
@@ -33,20 +33,6 @@ class Encoder(Protocol):
     def bos_id(self) -> int | None: ...
 
     def encode_document(self, text: str) -> list[int]: ...
-
-
-class Validation(NamedTuple):
-    """Sums over documents, and the one figure that follows from them."""
-
-    nats: float
-    tokens: int
-    bytes: int
-    documents: int
-
-    @property
-    def bits_per_byte(self) -> float:
-        """Total bits over total bytes."""
-        return self.nats / math.log(2) / self.bytes
 
 
 class Window(NamedTuple):

@@ -8,9 +8,9 @@ import torch
 
 from pellucid.audits.checks.check import Check
 from pellucid.audits.method.bench import Bench
-from pellucid.audits.method.judge import Index, finding
+from pellucid.audits.method.judge import Index
 from pellucid.audits.method.measure import Run
-from pellucid.audits.method.rows import LENGTHS, against_alone, culprit, rows_of, unmoved
+from pellucid.audits.method.rows import LENGTHS, as_alone, culprit, not_moved, rows_of
 from pellucid.probe import Request
 from pellucid.records import Finding, Where
 
@@ -39,8 +39,7 @@ def _with_mates(bench: Bench, case: str, rows: list[list[int]]) -> Finding:
         )  # fmt: skip
         return where, f"row {where.row} answers otherwise than alone at {where.query}; {cause}"
 
-    readings = bench.read(lambda run: against_alone(run, request, rows))
-    return finding(bench, NAME, case, readings, bits=False, good="every row answers as it does alone", place=place)
+    return as_alone(bench, NAME, case, request, rows, good="every row answers as it does alone", place=place)
 
 
 def _mates_changed(bench: Bench, request: Request, victim: int) -> Finding:
@@ -52,9 +51,8 @@ def _mates_changed(bench: Bench, request: Request, victim: int) -> Finding:
         where = _who(bench, run, request, *index)
         return where, f"row {where.row} moves at {where.query} when the other rows' tokens are changed"
 
-    readings = bench.read(lambda run: unmoved(run, request, after, mine_BT & request.real))
-    good = f"row {victim} does not move when the other rows are changed"
-    return finding(bench, NAME, f"mates of row {victim} changed", readings, bits=True, good=good, place=place)
+    case, good = f"mates of row {victim} changed", f"row {victim} does not move when the other rows are changed"
+    return not_moved(bench, NAME, case, request, after, mine_BT & request.real, good=good, place=place)
 
 
 def _who(bench: Bench, run: Run, request: Request, row: int, query: int) -> Where:

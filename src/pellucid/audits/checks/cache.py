@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pellucid.audits.checks.check import Check
 from pellucid.audits.method.bench import Bench
-from pellucid.audits.method.judge import Index, finding, unless_refused
+from pellucid.audits.method.judge import Index, at, finding, unless_refused
 from pellucid.audits.method.measure import Run, moved, scale_of
 from pellucid.audits.method.rows import against_alone
 from pellucid.errors import UnsupportedError
@@ -139,13 +139,7 @@ def _after(
         reading.sizes[:, :start] = 0.0
         return reading
 
-    def place(run: Run, index: Index) -> tuple[Where, str]:
-        del run
-        row, query = index
-        return Where(
-            row, query
-        ), f"{case}: row {row} answers otherwise at slot {query} than the same tokens without a cache"
-
+    place = at(case + ": row {row} answers otherwise at slot {query} than the same tokens without a cache")
     return unless_refused(
         NAME,
         case,

@@ -11,10 +11,10 @@ from torch import Tensor
 from pellucid.audits.checks.check import Check
 from pellucid.audits.method.bench import Bench
 from pellucid.audits.method.changes import Forward
-from pellucid.audits.method.judge import Index, finding, unless_refused
+from pellucid.audits.method.judge import at, finding, unless_refused
 from pellucid.audits.method.layers import memory_changed
 from pellucid.audits.method.measure import Reading, Run, moved, scale_of
-from pellucid.audits.method.rows import rows_of
+from pellucid.audits.method.rows import not_moved, rows_of
 from pellucid.probe import Request, Side
 from pellucid.records import Finding, Where
 
@@ -95,11 +95,7 @@ def _alone(bench: Bench, side: Side, sources: list[list[int]], targets: list[lis
         want = torch.cat([run.logits(pair) for pair in alone])
         return Reading(run, moved(want, got), scale_of(want))
 
-    def place(run: Run, index: Index) -> tuple[Where, str]:
-        del run
-        row, query = index
-        return Where(row, query), f"the output at {query} answers otherwise than beside its source alone"
-
+    place = at("the output at {query} answers otherwise than beside its source alone")
     good = "targets answer as they do beside their source alone"
     return finding(bench, NAME, f"source padded {side}", bench.read(measure), bits=False, good=good, place=place)
 
@@ -128,15 +124,8 @@ def _mates(bench: Bench, sources: list[list[int]], targets: list[list[int]]) -> 
 
 
 def _unmoved(bench: Bench, case: str, before: Request, after: Request, watched_BT: Tensor, what: str) -> Finding:
-    def measure(run: Run) -> Reading:
-        first, second = run.logits(before), run.logits(after)
-        return Reading(run, torch.where(watched_BT, moved(first, second), 0.0), scale_of(first))
-
-    def place(run: Run, index: Index) -> tuple[Where, str]:
-        del run
-        return Where(*index), f"the output at {index[1]} moves with {what}"
-
-    return finding(bench, NAME, case, bench.read(measure), bits=True, good=f"{what} move nothing", place=place)
+    place = at(f"the output at {{query}} moves with {what}")
+    return not_moved(bench, NAME, case, before, after, watched_BT, good=f"{what} move nothing", place=place)
 
 
 CHECK = Check(

@@ -28,7 +28,7 @@ _EMPTY = 1  # the row that is all padding
 def run(bench: Bench) -> Iterator[Finding]:
     """A row of nothing but padding beside real ones; padded on the left, a real row's first slots see nothing too."""
     short, long = rows_of(bench, (3, 5))
-    for side in [side for side in bench.probe.sides if side != "both"]:
+    for side in bench.one_sided:
         request = Request.from_rows([short, [], long], side=side)
         try:
             bench.native.plain(request)

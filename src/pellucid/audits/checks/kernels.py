@@ -16,7 +16,7 @@ from torch import Tensor
 from pellucid.audits.checks.check import Check
 from pellucid.audits.method.bench import Bench
 from pellucid.audits.method.gradients import Gradients, first_difference, gradients
-from pellucid.audits.method.judge import Index, finding
+from pellucid.audits.method.judge import at, finding
 from pellucid.audits.method.measure import Reading, Run, moved, scale_of
 from pellucid.audits.method.noise import kept_noise
 from pellucid.audits.method.rows import rows_of
@@ -101,9 +101,9 @@ def _layouts(bench: Bench) -> Iterator[_Layout]:
     yield _Layout("full rows", long)
     rows = rows_of(bench, (3, min(9, bench.length), 1))
     if bench.can("padding"):
-        sides = [side for side in bench.probe.sides if side != "both"]
-        for side in sides:
-            yield _Layout(f"{side} padding", Request.from_rows(rows, side=side), graded=side == sides[-1])
+        for side in bench.one_sided:
+            graded = side == bench.one_sided[-1]
+            yield _Layout(f"{side} padding", Request.from_rows(rows, side=side), graded=graded)
     if bench.can("packing"):
         yield _Layout("packed", Request.packed(rows), graded=False)
         yield _Layout("packed, padding behind", Request.packed(rows[1:], length=12))
@@ -168,11 +168,7 @@ def _against(bench: Bench, layout: _Layout, first: _Given, other: _Given, runs: 
             if wrong is not None and run is not runs[0] and not math.isfinite(wrong[1]):
                 wrong = None  # a mask made for float32 can leave a float64 copy without numbers: no fault of the target
 
-    def place(run: Run, index: Index) -> tuple[Where, str]:
-        del run
-        row, query = index
-        return Where(row, query), f"{other[0]} answers otherwise than {first[0]} at slot {query}, {layout.name}"
-
+    place = at(f"{other[0]} answers otherwise than {first[0]} at slot {{query}}, {layout.name}")
     good = f"{other[0]} answers as {first[0]} does"
     result = finding(bench, NAME, case, readings, bits=False, good=good, place=place)
     if result.status != "pass" or wrong is None:

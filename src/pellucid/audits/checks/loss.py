@@ -33,7 +33,7 @@ def run(bench: Bench) -> Iterator[Finding]:
     yield _nothing_to_learn(bench, plain.with_targets(torch.zeros_like(answers_BT)))
     if bench.can("padding"):
         rows = rows_of(bench)  # the longest ends with token 0, the id that stands in pads: a true end token
-        for side in [side for side in bench.probe.sides if side != "both"]:
+        for side in bench.one_sided:
             yield from _by_definition(
                 bench, f"{side} padding, end token = pad", Request.from_rows(rows, side=side, length=8)
             )

@@ -12,9 +12,9 @@ from torch import Tensor
 from pellucid.audits.checks.check import Check
 from pellucid.audits.method.bench import Bench
 from pellucid.audits.method.expected import expected_flow
-from pellucid.audits.method.judge import Index, finding, unless_refused
-from pellucid.audits.method.measure import Reading, Run, moved, scale_of
-from pellucid.audits.method.rows import culprit, unmoved
+from pellucid.audits.method.judge import Index, unless_refused
+from pellucid.audits.method.measure import Run, moved, scale_of
+from pellucid.audits.method.rows import culprit, not_moved
 from pellucid.probe import Request, Side
 from pellucid.records import Finding, Where
 
@@ -79,9 +79,6 @@ def _content(bench: Bench, case: str, masked: Request, hidden_BT: Tensor) -> Fin
     """What the mask hides moves nothing."""
     after = bench.fresh(masked, hidden_BT)
 
-    def measure(run: Run) -> Reading:
-        return unmoved(run, masked, after, masked.real)
-
     def place(run: Run, index: Index) -> tuple[Where, str]:
         row, query = index
         found = culprit(bench, run, masked, row, query, [(1, int(slot)) for slot in hidden_BT[1].nonzero()[:, 0]])
@@ -89,7 +86,7 @@ def _content(bench: Bench, case: str, masked: Request, hidden_BT: Tensor) -> Fin
         return Where(row, query, key, None if row == 1 else 1), f"the token in slot {query} moves with a hidden token"
 
     good = "hiding tokens changes what others say, and what is hidden moves nothing"
-    return finding(bench, NAME, case, bench.read(measure), bits=True, good=good, place=place)
+    return not_moved(bench, NAME, case, masked, after, masked.real, good=good, place=place)
 
 
 def _listed(slots: tuple[int, ...]) -> str:

@@ -15,7 +15,7 @@ from pellucid.audits.method.bench import Bench
 from pellucid.audits.method.care import left_as_found
 from pellucid.audits.method.copies import NoDropout, copied, module_of, reseeded, set_dropout
 from pellucid.audits.method.gradients import first_difference, gradients
-from pellucid.audits.method.judge import Index, finding, judge, unless_refused
+from pellucid.audits.method.judge import at, finding, judge, unless_refused
 from pellucid.audits.method.measure import Reading, Run, moved, scale_of
 from pellucid.audits.method.rows import rows_of
 from pellucid.errors import UnsupportedError, one_line
@@ -23,6 +23,7 @@ from pellucid.probe import Request
 from pellucid.records import Finding, Where
 
 NAME = "modes"
+_WRONG = "the token in slot {query} answers otherwise "
 Ask = Callable[[Run, Request], Tensor]
 
 
@@ -70,7 +71,6 @@ class _Quiet:
             self._made[id(run)] = twin
         return self._made[id(run)]
 
-
     def graded(self, run: Run, request: Request) -> Tensor:
         """What all others are compared with, asked once."""
         key = (id(run), id(request))
@@ -88,15 +88,11 @@ def _same(bench: Bench, case: str, request: Request, ask: Ask, how: str, want: A
     def measure(run: Run) -> Reading:
         return _reading(run, want(run, request), ask(run, request), request)
 
-    return finding(bench, NAME, case, bench.read(measure), bits=False, good=_good(how), place=_place(how))
+    return finding(bench, NAME, case, bench.read(measure), bits=False, good=_good(how), place=at(_WRONG + how))
 
 
 def _good(how: str) -> str:
     return f"real tokens answer {how} as they do in eval mode with gradients on"
-
-
-def _place(how: str) -> Callable[[Run, Index], tuple[Where, str]]:
-    return lambda _, index: (Where(*index), f"the token in slot {index[1]} answers otherwise {how}")
 
 
 def _reading(run: Run, want_BTV: Tensor, got_BTV: Tensor, request: Request) -> Reading:
@@ -137,7 +133,7 @@ def _train(bench: Bench, quiet: _Quiet, case: str, request: Request) -> Finding:
         if learns and not norms:
             said = f"in train mode every request changes {learns}, so its answers differ from those of eval mode"
             return Finding(NAME, "fragile", said, case, Where(*verdict.first), verdict.size, verdict.decided)
-    return finding(bench, NAME, case, readings, bits=False, good=_good(how), place=_place(how))
+    return finding(bench, NAME, case, readings, bits=False, good=_good(how), place=at(_WRONG + how))
 
 
 def _training(run: Run, seed: int = 0, frozen: bool = False) -> AbstractContextManager[object]:
@@ -186,7 +182,7 @@ def _checkpointing(bench: Bench, quiet: _Quiet, case: str, request: Request) -> 
 
     spoilt: list[tuple[str, float] | None] = []
     how = "when activations are recomputed"
-    result = finding(bench, NAME, case, bench.read(measure), bits=False, good=_good(how), place=_place(how))
+    result = finding(bench, NAME, case, bench.read(measure), bits=False, good=_good(how), place=at(_WRONG + how))
     if result.failed or spoilt[-1] is None:
         return result
     name, size = spoilt[-1]

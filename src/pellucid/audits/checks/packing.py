@@ -12,7 +12,7 @@ from pellucid.audits.method.bench import Bench
 from pellucid.audits.method.gradients import Gradients, first_difference, gradients_of, tolerance_of, weights_of
 from pellucid.audits.method.judge import Index, finding, unless_no_gradient
 from pellucid.audits.method.measure import Reading, Run, moved, scale_of
-from pellucid.audits.method.rows import against_alone, culprit, documents, rows_of, unmoved
+from pellucid.audits.method.rows import against_alone, as_alone, culprit, documents, not_moved, rows_of
 from pellucid.probe import Request
 from pellucid.records import Finding, Where
 
@@ -48,8 +48,7 @@ def _against_alone(bench: Bench, case: str, docs: list[list[int]], request: Requ
         where = Where(row, query, found[1] if found else None)
         return where, f"document {own} answers otherwise than alone at slot {query}; {cause}"
 
-    readings = bench.read(lambda run: against_alone(run, request, docs))
-    return finding(bench, NAME, case, readings, bits=False, good="each document answers as it does alone", place=place)
+    return as_alone(bench, NAME, case, request, docs, good="each document answers as it does alone", place=place)
 
 
 def _asked(bench: Bench, way: str, docs: list[list[int]], request: Request) -> Finding:
@@ -106,9 +105,8 @@ def _change_one(bench: Bench, request: Request, number: int) -> Finding:
         message = f"document {document} moves at slot {query} when document {number} is changed"
         return Where(row, query, found[1] if found else None), message
 
-    readings = bench.read(lambda run: unmoved(run, request, after, request.real & ~inside_BT))
-    good = f"changing document {number} moves no other"
-    return finding(bench, NAME, f"document {number} changed", readings, bits=True, good=good, place=place)
+    case, good = f"document {number} changed", f"changing document {number} moves no other"
+    return not_moved(bench, NAME, case, request, after, request.real & ~inside_BT, good=good, place=place)
 
 
 def _gradients(bench: Bench, docs: list[list[int]], packed: Request) -> Finding:
@@ -132,9 +130,7 @@ def _gradients(bench: Bench, docs: list[list[int]], packed: Request) -> Finding:
     return Finding(NAME, "pass", good, "gradients", size=size)
 
 
-def _objective(
-    bench: Bench, run: Run, requests: list[Request], named: dict[str, Tensor]
-) -> tuple[float, Gradients]:
+def _objective(bench: Bench, run: Run, requests: list[Request], named: dict[str, Tensor]) -> tuple[float, Gradients]:
     """The sum over some requests, and its gradients."""
 
     def one(request: Request) -> Tensor:

@@ -14,7 +14,7 @@ from pellucid.audits.method.bench import Bench
 from pellucid.audits.method.gradients import embedding_gradient, first_not_finite, gradients_of, weights_of
 from pellucid.audits.method.judge import Index, finding, unless_no_gradient
 from pellucid.audits.method.measure import Reading, Run, moved, scale_of
-from pellucid.audits.method.rows import Change, against_alone, culprit, rows_of, unmoved
+from pellucid.audits.method.rows import Change, as_alone, culprit, not_moved, rows_of, unmoved
 from pellucid.probe import Request, Side
 from pellucid.records import Finding, Where
 
@@ -40,7 +40,7 @@ def run(bench: Bench) -> Iterator[Finding]:
         if side not in sides:
             continue
         yield _against_alone(bench, case, rows, Request.from_rows(rows, side=side, length=length))
-    for side in [side for side in sides if side != "both"]:
+    for side in bench.one_sided:
         request = Request.from_rows(rows, side=side, length=8)
         yield _other_ids(bench, f"other ids in {side} pads", request)
         if bench.can("embeddings"):
@@ -58,8 +58,7 @@ def _against_alone(bench: Bench, case: str, rows: list[list[int]], request: Requ
         )  # fmt: skip
         return where, f"the token in slot {where.query} answers otherwise than alone; {cause}"
 
-    readings = bench.read(lambda run: against_alone(run, request, rows))
-    return finding(bench, NAME, case, readings, bits=False, good="real tokens answer as they do alone", place=place)
+    return as_alone(bench, NAME, case, request, rows, good="real tokens answer as they do alone", place=place)
 
 
 def _pads(request: Request, row: int) -> list[Change]:
@@ -82,8 +81,7 @@ def _other_ids(bench: Bench, case: str, request: Request) -> Finding:
         where = _pad_that_moves(bench, run, request, *index)
         return where, f"the token in slot {where.query} moves with the ids of the pads"
 
-    readings = bench.read(lambda run: unmoved(run, request, after, request.real))
-    return finding(bench, NAME, case, readings, bits=True, good="ids in pads move nothing", place=place)
+    return not_moved(bench, NAME, case, request, after, request.real, good="ids in pads move nothing", place=place)
 
 
 def _filled(run: Run, request: Request, value: float, where_BT: Tensor) -> Request:

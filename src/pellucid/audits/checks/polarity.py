@@ -27,7 +27,7 @@ def run(bench: Bench) -> Iterator[Finding]:
     plain = Request.from_rows([row])
     yield _rules(bench, plain)
     if bench.can("padding"):
-        for side in [side for side in bench.probe.sides if side != "both"]:
+        for side in bench.one_sided:
             case = f"{side} padding"
             yield unless_refused(NAME, case, partial(_padding, bench, case, side, row))
 

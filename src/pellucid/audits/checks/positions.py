@@ -12,10 +12,10 @@ from torch import Tensor
 
 from pellucid.audits.checks.check import Check
 from pellucid.audits.method.bench import Bench
-from pellucid.audits.method.judge import Index, finding, judge, unless_refused
+from pellucid.audits.method.judge import Index, at, finding, judge, unless_refused
 from pellucid.audits.method.measure import Reading, Run, moved, scale_of
 from pellucid.audits.method.past import past_the_end
-from pellucid.audits.method.rows import against_alone, culprit, rows_of, unmoved
+from pellucid.audits.method.rows import against_alone, culprit, not_moved, rows_of
 from pellucid.probe import Request
 from pellucid.records import Finding, Where
 from pellucid.visibility import Coordinates
@@ -240,11 +240,7 @@ def _own_rows(bench: Bench, request: Request, apart: Request) -> Finding:
         want = torch.cat([run.plain(three.row(row)) for row in range(3)])
         return Reading(run, moved(want, run.logits(three)), scale_of(want))
 
-    def place(run: Run, index: Index) -> tuple[Where, str]:
-        del run
-        row, query = index
-        return Where(row, query), f"row {row} answers otherwise at {query} beside rows that have other positions"
-
+    place = at("row {row} answers otherwise at {query} beside rows that have other positions")
     good = "each row obeys its own positions"
     return finding(bench, NAME, "rows of other positions", bench.read(measure), bits=False, good=good, place=place)
 
@@ -255,14 +251,9 @@ def _of_pads(bench: Bench) -> Finding:
     request = Request.from_rows(rows_of(bench), side=side, length=7)
     after = replace(request, positions=torch.where(request.real, request.positions, 3))
 
-    def place(run: Run, index: Index) -> tuple[Where, str]:
-        del run
-        row, query = index
-        return Where(row, query), f"the token in slot {query} moves when only the positions of pads are others"
-
-    readings = bench.read(lambda run: unmoved(run, request, after, request.real))
+    place = at("the token in slot {query} moves when only the positions of pads are others")
     good = "positions of pads move nothing"
-    return finding(bench, NAME, "positions of pads", readings, bits=True, good=good, place=place)
+    return not_moved(bench, NAME, "positions of pads", request, after, request.real, good=good, place=place)
 
 
 CHECK = Check(

@@ -15,7 +15,7 @@ from pellucid.audits.method.care import left_as_found
 from pellucid.audits.method.copies import copied, reseeded
 from pellucid.audits.method.held import Leaves, changed, held_by, hooks_of
 from pellucid.audits.method.judge import unless_refused
-from pellucid.audits.method.measure import moved, scale_of
+from pellucid.audits.method.measure import moved
 from pellucid.audits.method.rows import rows_of
 from pellucid.audits.method.world import put_back, random_states, switches
 from pellucid.errors import one_line
@@ -40,7 +40,6 @@ def run(bench: Bench) -> Iterator[Finding]:
         yield from left or [Finding(NAME, "pass", good, case)]
     yield _with_gradients(bench, request)
     yield _kept_answer(bench, request, other)
-    yield _same_answer(bench, request)
 
 
 def _request(bench: Bench) -> Request:
@@ -247,25 +246,6 @@ def _kept_answer(bench: Bench, request: Request, other: Request) -> Finding:
     return Finding(
         NAME, "leak", message, case, Where(row, query), float(sizes_BT.max()), "the same tensor before and after"
     )
-
-
-def _same_answer(bench: Bench, request: Request) -> Finding:
-    """The same request twice, another one between."""
-    case, native = "same answer", bench.native
-    first = native.logits(request).clone()
-    again = native.logits(request).clone()
-    native.logits(bench.fresh(request))
-    later = native.logits(request)
-    for answer, when in ((again, "at once"), (later, "after another request")):
-        sizes_BT = torch.where(request.real, moved(first, answer), 0.0)
-        if bool(sizes_BT.any()):
-            row, query = sizes_BT.nonzero()[0].tolist()
-            size = float(sizes_BT.max())
-            rounding = size <= native.rounding * scale_of(first)
-            message = f"the same request asked again {when} is answered otherwise"
-            note = "no more than rounding: a kernel whose order varies" if rounding else "more than rounding"
-            return Finding(NAME, "fragile" if rounding else "leak", message, case, Where(row, query), size, note)
-    return Finding(NAME, "pass", "the same request is answered the same, bit for bit", case, size=0.0)
 
 
 def _equal(before: Tensor, after: Tensor | None) -> bool:

@@ -71,6 +71,11 @@ class Bench:
         return max(4 * self.length, min(int(self.budget / 8 / each / 4), 2**16))
 
     @property
+    def one_sided(self) -> list[Side]:
+        """The sides on which the target says that it can be padded, both at once left out."""
+        return [side for side in self.probe.sides if side != "both"]
+
+    @property
     def spent(self) -> bool:
         """Whether the budget is used up."""
         return self.budget is not None and time.perf_counter() - self.started > self.budget

@@ -74,7 +74,9 @@ class Changes:
     def alone(self, run: Run, query: int, key: int) -> bool:
         """Whether the key still moves the query when nothing else is in the batch."""
         before = self.unchanged(run, 1)
-        afters = (self.forward(run, Request.from_rows([self.with_key(key, new)])) for new in (self.random, self.special))
+        afters = (
+            self.forward(run, Request.from_rows([self.with_key(key, new)])) for new in (self.random, self.special)
+        )
         return any(float(moved(before, after)[0, query]) > 0 for after in afters)
 
     def with_key(self, key: int, new: Row) -> Row:

@@ -65,7 +65,9 @@ def _globals(module: nn.Module) -> Iterator[tuple[str, Any]]:
             if _is_state(key, value) or (own and not isinstance(value, nn.Module)):
                 yield f"{name}.{key}", value
             elif isinstance(value, type) and value.__module__ == name and not issubclass(value, nn.Module):
-                yield from ((f"{name}.{key}.{inner}", held) for inner, held in vars(value).items() if _is_state(inner, held))
+                yield from (
+                    (f"{name}.{key}.{inner}", held) for inner, held in vars(value).items() if _is_state(inner, held)
+                )
 
 
 def _is_cache(value: object) -> bool:

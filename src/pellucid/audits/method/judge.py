@@ -21,6 +21,17 @@ Index = tuple[int, ...]
 Place = Callable[[Run, Index], tuple[Where, str]]
 
 
+def at(message: str) -> Place:
+    """The place by row and query, which the message may name: ``{row}``, ``{query}``."""
+
+    def place(run: Run, index: Index) -> tuple[Where, str]:
+        del run
+        row, query = index
+        return Where(row, query), message.format(row=row, query=query)
+
+    return place
+
+
 @dataclass(frozen=True)
 class Verdict:
     """A status, the size that decided, how, and which reading's first wrong entry to name."""

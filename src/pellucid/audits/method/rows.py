@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from pellucid.audits.method.bench import Bench
+from pellucid.audits.method.judge import Place, finding
 from pellucid.audits.method.measure import Reading, Run, moved, scale_of
 from pellucid.probe import Request
+from pellucid.records import Finding
 
 LENGTHS = (3, 5, 1)
 Change = tuple[int, int]  # row and slot of a token to change
@@ -50,6 +52,22 @@ def unmoved(run: Run, before: Request, after: Request, watched_BT: Tensor) -> Re
     """``sizes[row, slot]``: how far the watched outputs moved between two requests of one shape."""
     first, second = run.plain(before), run.logits(after)
     return Reading(run, torch.where(watched_BT, moved(first, second), 0.0), scale_of(first[watched_BT]))
+
+
+def as_alone(
+    bench: Bench, check: str, case: str, request: Request, alone: list[list[int]], *, good: str, place: Place
+) -> Finding:
+    """Whether each document answers as the same tokens do alone."""
+    readings = bench.read(lambda run: against_alone(run, request, alone))
+    return finding(bench, check, case, readings, bits=False, good=good, place=place)
+
+
+def not_moved(
+    bench: Bench, check: str, case: str, before: Request, after: Request, watched_BT: Tensor, *, good: str, place: Place
+) -> Finding:
+    """Whether the watched outputs are the same for both requests, bit for bit."""
+    readings = bench.read(lambda run: unmoved(run, before, after, watched_BT))
+    return finding(bench, check, case, readings, bits=True, good=good, place=place)
 
 
 def culprit(

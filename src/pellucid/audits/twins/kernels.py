@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pellucid.audits.twins.lm import Layer, Lm
+from pellucid.audits.twins.state import TopLeftAnchor
 from pellucid.audits.twins.toy import Slots, Toy
 from pellucid.audits.twins.twin import Twin
 
@@ -48,13 +49,11 @@ class PackedByOneKernel(Toy):
         return (real & later) | super().sees(queries, keys, layer)
 
 
-class AnchoredAtTheFirst(Toy):
+class AnchoredAtTheFirst(TopLeftAnchor):
     """One kernel lays its causal triangle at key 0, where a chunk's queries are the newest of the keys."""
 
     def sees(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
-        if self.kernel == "plain":
-            return super().sees(queries, keys, layer)
-        return super().sees(Slots(queries.positions - queries.first, queries.segments), keys, layer)
+        return Toy.sees(self, queries, keys, layer) if self.kernel == "plain" else super().sees(queries, keys, layer)
 
 
 class CapLostByOneKernel(Lm):

@@ -1,0 +1,266 @@
+"""torch's own attention and Transformer layers as parts of ours, with the same weights and the same outputs.
+
+=================================  =======================================================================
+``nn.MultiheadAttention``          :class:`GroupedAttention`; ``cross=True``: :class:`CrossAttention`
+``nn.TransformerEncoderLayer``     :class:`PreNormBlock` or :class:`PostNormBlock`
+``nn.TransformerDecoderLayer``     the same with cross-attention
+``nn.TransformerEncoder``          :class:`Layers`
+``nn.TransformerDecoder``          :class:`Layers`
+``nn.Transformer``                 :class:`EncoderDecoderLayers`
+=================================  =======================================================================
+
+Their masks become rules by the named converters of :mod:`pellucid.visibility`: ``from_hidden`` for boolean
+``attn_mask``, ``src_mask``, ``tgt_mask`` and key padding masks (``padding=True``), ``from_additive`` for those in
+floating point; two at once are joined by ``&``. Padding may as well be said by coordinates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from pellucid.errors import InputError, UnsupportedError
+from pellucid.nn.attention import CrossAttention, GroupedAttention, Memory
+from pellucid.nn.block import PostNormBlock, PreNormBlock
+from pellucid.nn.ffn import DenseFFN
+from pellucid.nn.norms import LayerNorm
+from pellucid.shapes import Float, Tensor
+from pellucid.visibility import Coordinates, Rule, causal, everything
+
+Pairs = Iterator[tuple[Tensor, Tensor]]
+
+
+class Layers(nn.Module):
+    """Blocks one after the other, and a norm behind them."""
+
+    def __init__(self, blocks: list[nn.Module], norm: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(blocks)
+        self.norm = norm
+
+    def forward(
+        self, x_BTD: Float[Tensor, "B T D"], places: Coordinates, memory: Memory | None = None
+    ) -> Float[Tensor, "B T D"]:
+        for block in self.layers:
+            x_BTD = block(x_BTD, places, places, memory=memory)
+        normed: Tensor = self.norm(x_BTD)
+        return normed
+
+
+class EncoderDecoderLayers(nn.Module):
+    """Two stacks of blocks, the second of which reads what the first made."""
+
+    def __init__(self, encoder: Layers, decoder: Layers) -> None:
+        super().__init__()
+        self.encoder, self.decoder = encoder, decoder
+
+    def forward(
+        self,
+        source_BSD: Float[Tensor, "B S D"],
+        source: Coordinates,
+        x_BTD: Float[Tensor, "B T D"],
+        places: Coordinates,
+    ) -> Float[Tensor, "B T D"]:
+        out_BTD: Tensor = self.decoder(x_BTD, places, Memory(self.encoder(source_BSD, source), source))
+        return out_BTD
+
+
+def from_torch(module: nn.Module, *, rule: Rule | None = None, cross: bool = False) -> nn.Module:
+    """A part of ours with copies of ``module``'s weights, in its type, on its device and in its mode.
+
+    ``rule`` says who may see whom in self-attention; left out, everybody in an encoder and in bare attention, the past
+    in a decoder. (For ``nn.Transformer`` it is the decoder's; its encoder sees everything that is no padding.)
+    ``cross=True`` makes attention to a memory of ``nn.MultiheadAttention``. Ours take ``[B, T, D]`` in any case.
+
+    Raises:
+        UnsupportedError: what has no counterpart here, named.
+        InputError: ``cross`` or ``rule`` where they mean nothing.
+    """
+    if cross and not isinstance(module, nn.MultiheadAttention):
+        raise InputError(f"cross=True belongs to nn.MultiheadAttention, not to {type(module).__name__}; leave it out")
+    if cross and rule is not None:
+        raise InputError("attention to a memory sees all of it and takes no rule; say padding by the memory's places")
+    if type(module) not in _KINDS:
+        known = ", ".join(f"nn.{kind.__name__}" for kind in _KINDS)
+        raise UnsupportedError(f"from_torch takes {known}, not {type(module).__name__}")
+    make, pairs = _KINDS[type(module)]
+    weight = next(module.parameters())
+    with torch.device("meta"):  # no first weights, which would draw random numbers
+        made = _cross(module) if cross else make(module, rule)
+    made.to_empty(device=weight.device).to(weight.dtype)
+    for ours, theirs in pairs(made, module):
+        with torch.no_grad():
+            ours.copy_(theirs)
+        ours.requires_grad_(theirs.requires_grad)
+    return made.train(module.training)
+
+
+# ---------------------------------------------------------------------------------- parts without weights
+
+
+def _attention(theirs: nn.MultiheadAttention, rule: Rule | None) -> GroupedAttention:
+    if not theirs._qkv_same_embed_dim:
+        raise UnsupportedError(
+            f"this attention reads keys of {theirs.kdim} and values of {theirs.vdim} features beside queries of "
+            f"{theirs.embed_dim}, so it is attention to a memory; give cross=True"
+        )
+    return GroupedAttention(theirs.embed_dim, rule=everything() if rule is None else rule, **_heads(theirs))
+
+
+def _cross(theirs: Any) -> CrossAttention:
+    if theirs.kdim != theirs.vdim:
+        raise UnsupportedError(
+            f"keys come from {theirs.kdim} features and values from {theirs.vdim}, but a memory has one size"
+        )
+    return CrossAttention(theirs.embed_dim, memory_size=theirs.kdim, **_heads(theirs))
+
+
+def _heads(theirs: nn.MultiheadAttention) -> dict[str, Any]:
+    for name, asked in (("add_bias_kv", theirs.bias_k is not None), ("add_zero_attn", theirs.add_zero_attn)):
+        if asked:
+            raise UnsupportedError(f"{name} adds a key that is no token, which has no counterpart here")
+    return {
+        "heads": theirs.num_heads,
+        "kv_heads": theirs.num_heads,
+        "head_size": theirs.head_dim,
+        "biases": () if theirs.in_proj_bias is None else ("q", "k", "v", "o"),
+        "dropout": theirs.dropout,
+    }
+
+
+def _encoder_block(theirs: nn.TransformerEncoderLayer, rule: Rule | None) -> nn.Module:
+    return _block(theirs, everything() if rule is None else rule, {"attn_norm": theirs.norm1, "ffn_norm": theirs.norm2})
+
+
+def _decoder_block(theirs: nn.TransformerDecoderLayer, rule: Rule | None) -> nn.Module:
+    norms = {"attn_norm": theirs.norm1, "cross_norm": theirs.norm2, "ffn_norm": theirs.norm3}
+    return _block(theirs, causal() if rule is None else rule, norms, cross_attention=_cross(theirs.multihead_attn))
+
+
+def _block(theirs: Any, rule: Rule, norms: dict[str, nn.Module], **cross: nn.Module) -> nn.Module:
+    drops = {getattr(theirs, name).p for name in ("dropout1", "dropout2", "dropout3") if hasattr(theirs, name)}
+    if len(drops) > 1:
+        raise UnsupportedError(f"the layer drops its branches with {sorted(drops)}; one probability serves all here")
+    first = theirs.linear1
+    kind = PreNormBlock if theirs.norm_first else PostNormBlock
+    return kind(
+        attention=_attention(theirs.self_attn, rule),
+        ffn=DenseFFN(
+            first.in_features,
+            first.out_features,
+            activation=_activation(theirs.activation),
+            bias=first.bias is not None,
+            dropout=theirs.dropout.p,
+        ),
+        dropout=drops.pop(),
+        **{name: _norm(norm) for name, norm in norms.items()},
+        **cross,
+    )
+
+
+def _norm(theirs: nn.Module | None) -> nn.Module:
+    if theirs is None:
+        return nn.Identity()
+    if type(theirs) is not nn.LayerNorm or not theirs.elementwise_affine or len(theirs.normalized_shape) != 1:
+        raise UnsupportedError(f"the norm is {theirs}, but only nn.LayerNorm of one axis with weights is taken over")
+    return LayerNorm(theirs.normalized_shape[0], eps=theirs.eps, bias=theirs.bias is not None)
+
+
+def _activation(theirs: Any) -> str:
+    if isinstance(theirs, nn.GELU):
+        return "gelu" if theirs.approximate == "none" else "gelu_tanh"
+    for name, functions in (("relu", (F.relu, torch.relu)), ("gelu", (F.gelu,)), ("silu", (F.silu,))):
+        if theirs in functions:
+            return name
+    if type(theirs) in (nn.ReLU, nn.SiLU):
+        return type(theirs).__name__.lower()
+    raise UnsupportedError(f"the activation {theirs!r} has no name here; relu, gelu and silu have")
+
+
+def _encoder_layers(theirs: nn.TransformerEncoder, rule: Rule | None) -> Layers:
+    return Layers([_encoder_block(_layer(layer), rule) for layer in theirs.layers], _norm(theirs.norm))
+
+
+def _decoder_layers(theirs: nn.TransformerDecoder, rule: Rule | None) -> Layers:
+    return Layers([_decoder_block(_layer(layer), rule) for layer in theirs.layers], _norm(theirs.norm))
+
+
+def _both(theirs: nn.Transformer, rule: Rule | None) -> EncoderDecoderLayers:
+    if type(theirs.encoder) is not nn.TransformerEncoder or type(theirs.decoder) is not nn.TransformerDecoder:
+        raise UnsupportedError(
+            "this nn.Transformer has an encoder or a decoder of its own kind; only torch's are known"
+        )
+    return EncoderDecoderLayers(_encoder_layers(theirs.encoder, None), _decoder_layers(theirs.decoder, rule))
+
+
+def _layer(theirs: nn.Module) -> Any:
+    if type(theirs) not in (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer):
+        raise UnsupportedError(f"a layer is {type(theirs).__name__}; only torch's own are known")
+    return theirs
+
+
+# ---------------------------------------------------------------------------------- where the weights go
+
+
+def _attention_pairs(ours: Any, theirs: nn.MultiheadAttention) -> Pairs:
+    if theirs.in_proj_weight is None:
+        weights: Any = (theirs.q_proj_weight, theirs.k_proj_weight, theirs.v_proj_weight)
+    else:
+        weights = theirs.in_proj_weight.chunk(3)
+    projections = (ours.q_proj, ours.k_proj, ours.v_proj)
+    yield from ((part.weight, weight) for part, weight in zip(projections, weights, strict=True))
+    yield ours.o_proj.weight, theirs.out_proj.weight
+    if theirs.in_proj_bias is not None:
+        biases = theirs.in_proj_bias.chunk(3)
+        yield from ((part.bias, bias) for part, bias in zip(projections, biases, strict=True))
+        yield ours.o_proj.bias, theirs.out_proj.bias
+
+
+def _same(ours: Any, theirs: Any) -> Pairs:
+    """A linear map or a norm: names are alike."""
+    yield from ((parameter, getattr(theirs, name)) for name, parameter in ours.named_parameters())
+
+
+def _encoder_pairs(ours: Any, theirs: nn.TransformerEncoderLayer) -> Pairs:
+    yield from _attention_pairs(ours.attention, theirs.self_attn)
+    yield from _same(ours.attn_norm, theirs.norm1)
+    yield from _ffn_pairs(ours, theirs, theirs.norm2)
+
+
+def _decoder_pairs(ours: Any, theirs: nn.TransformerDecoderLayer) -> Pairs:
+    yield from _attention_pairs(ours.attention, theirs.self_attn)
+    yield from _attention_pairs(ours.cross_attention, theirs.multihead_attn)
+    yield from _same(ours.attn_norm, theirs.norm1)
+    yield from _same(ours.cross_norm, theirs.norm2)
+    yield from _ffn_pairs(ours, theirs, theirs.norm3)
+
+
+def _ffn_pairs(ours: Any, theirs: Any, norm: nn.Module) -> Pairs:
+    yield from _same(ours.ffn.up_proj, theirs.linear1)
+    yield from _same(ours.ffn.down_proj, theirs.linear2)
+    yield from _same(ours.ffn_norm, norm)
+
+
+def _stack_pairs(ours: Any, theirs: Any) -> Pairs:
+    for block, layer in zip(ours.layers, theirs.layers, strict=True):
+        yield from _KINDS[type(layer)][1](block, layer)
+    yield from _same(ours.norm, theirs.norm)
+
+
+def _both_pairs(ours: Any, theirs: nn.Transformer) -> Pairs:
+    yield from _stack_pairs(ours.encoder, theirs.encoder)
+    yield from _stack_pairs(ours.decoder, theirs.decoder)
+
+
+_KINDS: dict[type, tuple[Callable[[Any, Rule | None], nn.Module], Callable[[Any, Any], Pairs]]] = {
+    nn.MultiheadAttention: (_attention, _attention_pairs),
+    nn.TransformerEncoderLayer: (_encoder_block, _encoder_pairs),
+    nn.TransformerDecoderLayer: (_decoder_block, _decoder_pairs),
+    nn.TransformerEncoder: (_encoder_layers, _stack_pairs),
+    nn.TransformerDecoder: (_decoder_layers, _stack_pairs),
+    nn.Transformer: (_both, _both_pairs),
+}

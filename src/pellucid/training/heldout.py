@@ -1,0 +1,156 @@
+"""Validation of every objective but the next token: its loss and a figure beside it, over held-out rows.
+
+Rows, and what an objective draws in them, are the same in every validation.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from pellucid.data.batch import IGNORED, Batch
+from pellucid.data.loader import Loader
+from pellucid.errors import DataError
+from pellucid.generation import GenerationParams, generate_ids
+from pellucid.models.model import Model
+from pellucid.nn.losses import Loss
+from pellucid.training import objectives as words
+from pellucid.training.config import TrainConfig
+from pellucid.training.figures import Figure, Validation
+from pellucid.training.judges import Judge, Judged, judge_of
+from pellucid.training.objectives import reads_text
+from pellucid.training.precision import Precision, autocast
+from pellucid.training.step import counted
+
+_BATCHES_OF_TEXT, _BATCHES_OF_EXAMPLES = 64, 2048
+"""How much training data a guess is learnt from, at most."""
+_WRITTEN_TOGETHER = 16
+
+Watch = Callable[[Iterable[Batch]], Iterable[Batch]]
+
+
+class HeldOut:
+    """What validations of one run need: made once, used many times."""
+
+    def __init__(
+        self, config: TrainConfig, loader: Loader, rows: Callable[[int | None], Loader], eos_id: int | None
+    ) -> None:
+        """``loader`` gives training batches, ``rows(n)`` held-out ones of n documents (None: of all)."""
+        self.config, self._loader, self._eos_id = config, loader, eos_id
+        self._sample, self._all = rows(config.validation.documents), rows(None)
+        self._judge: Judge | None = None
+
+    @property
+    def judge(self) -> Judge:
+        """The judge, who has seen the training data."""
+        if self._judge is None:
+            self._judge = judge_of(self.config)
+            self._judge.learn(self._training())
+        return self._judge
+
+    def validate(self, model: Model, *, final: bool, watch: Watch = iter) -> Validation:
+        """Over the sample, or over everything and with targets written out. ``watch`` is given the batches."""
+        loader = self._all if final else self._sample
+        precision = self.config.settled_precision
+        found = evaluate(model, watch(loader.once()), self.judge, len(loader.store), precision)
+        if final and self.config.validation.written and self._writes:
+            written = self._written(model, watch)
+            found = found._replace(
+                figures=(*found.figures, written), baseline=f"{found.baseline}; the most frequent target"
+            )
+        return found
+
+    @property
+    def _writes(self) -> bool:
+        """Whether there are targets to write: of text alone, a random prefix has none worth comparing."""
+        objective = self.config.objective
+        pairs = isinstance(objective, words.SequenceToSequence | words.SpanCorruption)
+        return pairs or (isinstance(objective, words.PrefixLM) and not reads_text(objective))
+
+    def _training(self) -> Iterator[Batch]:
+        """All training batches once, or as many as the guess needs."""
+        most = _BATCHES_OF_TEXT if reads_text(self.config.objective) else _BATCHES_OF_EXAMPLES
+        if self._loader.rows <= most * self._loader.batch_size:
+            return self._loader.once()
+        return map(self._loader.batch, range(most))
+
+    def _written(self, model: Model, watch: Watch) -> Figure:
+        """The share of targets that greedy decoding writes exactly."""
+        usual = Counter(tuple(target) for batch in self._training() for _, _, target in asked(batch))
+        guess = usual.most_common(1)[0][0] if usual else ()
+        every = (task for batch in watch(self._all.once()) for task in asked(batch))
+        tasks = islice(every, self.config.validation.written)
+        right = guessed = count = 0
+        while some := list(islice(tasks, _WRITTEN_TOGETHER)):
+            right += sum(exactly(model, some, self._eos_id))
+            guessed += sum(tuple(target) == guess for _, _, target in some)
+            count += len(some)
+        return Figure(f"exact match of {count}", right / max(count, 1), guessed / max(count, 1))
+
+
+@torch.no_grad()
+def evaluate(
+    model: Model, batches: Iterable[Batch], judge: Judge, documents: int, precision: Precision = "float32"
+) -> Validation:
+    """Loss and figures of ``model`` over labelled ``batches``."""
+    device, was_training = model.device, model.training
+    sums, judged = torch.zeros(2, dtype=torch.float64, device=device), Judged(0.0)
+    model.eval()
+    try:
+        for batch in batches:
+            batch = batch.to(device)
+            with autocast(precision, device):
+                hidden = model(batch, want="hidden").hidden
+                loss: Loss = model.loss(hidden, batch)  # type: ignore[assignment]
+                sums += torch.stack([loss.total.double(), loss.count.double()])
+                if counted(batch):
+                    judged = Judged(*map(sum, zip(judged, judge.judge(model, hidden, batch), strict=True)))
+    finally:
+        model.train(was_training)
+    nats, items = sums.tolist()
+    if not items:
+        raise DataError(f"{documents} held-out documents ask nothing; there is nothing to measure")
+    figures = [Figure(judge.loss, nats / items, judged.guess_nats / items)]
+    if judge.metric is not None:
+        figures.append(Figure(judge.metric, judged.right / items, judged.guess_right / items))
+    return Validation(nats, int(items), 0, documents, judge.item, tuple(figures), judge.baseline)
+
+
+Task = tuple[list[int] | None, list[int], list[int]]
+
+
+def asked(batch: Batch) -> Iterator[Task]:
+    """``(source, prompt, target)`` of each document: what is read, what is begun with, and what must follow."""
+    for row, lengths in enumerate(batch.document_lengths):
+        for segment in lengths:
+            mine = batch.segments[row] == segment
+            tokens = batch.tokens[row][mine].tolist()
+            begins = int((_labels(batch)[row][mine] != IGNORED).int().argmax()) + 1
+            source = None
+            if batch.source is not None:
+                source = batch.source.tokens[row][batch.source.segments[row] == segment].tolist()
+            if tokens[begins:]:
+                yield source, tokens[:begins], tokens[begins:]
+
+
+def exactly(model: Model, tasks: list[Task], eos_id: int | None = None) -> list[bool]:
+    """Whether greedy decoding writes each target, the end token included where it has one."""
+    ends = () if eos_id is None else (eos_id,)
+    params = [GenerationParams(max_new_tokens=len(target), stop_ids=ends) for _, _, target in tasks]
+    sources = [source for source, _, _ in tasks if source is not None]
+    was_training = model.training
+    model.eval()
+    try:
+        found = generate_ids(model, [prompt for _, prompt, _ in tasks], params, sources=sources or None)
+    finally:
+        model.train(was_training)
+    return [one.tokens == target for one, (_, _, target) in zip(found, tasks, strict=True)]
+
+
+def _labels(batch: Batch) -> Tensor:
+    assert batch.labels is not None
+    return batch.labels

@@ -1,0 +1,183 @@
+"""What a run learns from and is measured on: text or examples, cut into batches for its objective."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from pellucid.data import objectives as data
+from pellucid.data.examples import open_examples
+from pellucid.data.fields import texts_in
+from pellucid.data.forms import Form
+from pellucid.data.labelled import Examples
+from pellucid.data.loader import Loader
+from pellucid.data.rows import ranges
+from pellucid.data.store import TokenStore
+from pellucid.data.tables import Record, holds_records, read_records
+from pellucid.data.text import Corpus, open_corpus, split_of
+from pellucid.data.tokenizer import Tokenizer
+from pellucid.training import objectives as words
+from pellucid.training.config import TrainConfig
+from pellucid.training.objectives import reads_text
+from pellucid.training.translate import form_of, objective_of, text_fields
+
+Sides = tuple[Corpus, Corpus]
+Warn = Callable[[str], None]
+
+
+def training_texts(config: TrainConfig, train: Corpus) -> Iterator[str]:
+    """What a tokenizer is trained on: all texts of the training side."""
+    if reads_text(config.objective):
+        yield from (document.text for document in train.documents("train"))
+        return
+    form = form_of(config.objective)
+    fields = [field for field in form.fields if field in text_fields(config.objective)]
+
+    def wanted(name: str) -> bool:
+        return config.data.heldout_source is not None or split_of(name, config.data.heldout_share) == "train"
+
+    for file in train.files:
+        for record in read_records(file, fields, wanted) if holds_records(file) else ():
+            yield from (text for field in fields for text in _texts(record, field))
+
+
+@dataclass(frozen=True)
+class Material:
+    """Both sides of a run's data behind one tokenizer."""
+
+    config: TrainConfig
+    sides: Sides
+    tokenizer: Tokenizer
+    warn: Warn
+
+    @cached_property
+    def train(self) -> Examples:
+        """The examples that are learnt; there are none where the objective learns from text."""
+        split = "train" if self.config.data.heldout_source is None else "all"
+        return self._examples(self.config.data.source, split, form_of(self.config.objective))
+
+    @cached_property
+    def heldout(self) -> TokenStore | Examples:
+        """What is kept for validation."""
+        settings = self.config.data
+        if reads_text(self.config.objective):
+            return TokenStore.from_corpus(self.sides[1], self.tokenizer, "heldout", ends=self._ends)
+        form = form_of(self.config.objective, self.train.classes)
+        if settings.heldout_source is None:
+            return self._examples(settings.source, "heldout", form)
+        return self._examples(settings.heldout_source, "all", form)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, in order; nothing where there are none."""
+        return () if reads_text(self.config.objective) else self.train.classes
+
+    @cached_property
+    def objective(self) -> data.Objective:
+        """What turns rows into questions."""
+        return objective_of(self.config, self.tokenizer, self.classes)
+
+    def loader(self) -> Loader:
+        """The endless stream of training batches."""
+        settings = self._settings | {"batch_size": self.config.batch_size}
+        if reads_text(self.config.objective):
+            return Loader.from_corpus(self.sides[0], self.tokenizer, "train", ends=self._ends, **settings)
+        return Loader(self.train, **settings)
+
+    def heldout_loader(self, most: int | None) -> Loader:
+        """Held-out rows to go through once: of ``most`` documents (None: all), always the same, with the same dice."""
+        rows = max(self.config.validation.batch_tokens // self.config.data.length, 1)
+        if isinstance(self.config.objective, words.Contrastive):
+            rows = self.config.batch_size  # a text is told from those of its batch: as many as in training
+        return Loader(sample(self.heldout, most), **self._settings | {"batch_size": rows})
+
+    def digests(self, loader: Loader) -> dict[str, str]:
+        """SHA-256 of both sides, and of the ids that ``loader`` gives."""
+        if reads_text(self.config.objective):
+            train, heldout = self.sides
+            return {"train": train.digest(), "heldout": heldout.digest(), "tokens": loader.store.digest()}
+        learnt = loader.examples.digest()
+        kept = self.heldout.digest()
+        return {"train": learnt, "heldout": kept, "tokens": learnt}
+
+    @property
+    def _ends(self) -> bool:
+        return not isinstance(self.config.objective, words.SpanCorruption)
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        settings = self.config.data
+        return {
+            "length": settings.length,
+            "source_length": settings.source_length,
+            "seed": self.config.seed,
+            "objective": self.objective,
+        }
+
+    def _examples(self, source: Any, split: str, form: Form) -> Examples:
+        settings = self.config.data
+        found = open_examples(source, form, self.tokenizer, split=split, heldout_share=settings.heldout_share)
+        if not found.whole:
+            return found
+        lengths = [("data.length", settings.length // found.together, found.store)]
+        if found.source is not None:
+            lengths.append(("data.source_length", settings.source_length or settings.length, found.source))
+        for name, length, store in lengths:
+            if longer := int((store.lengths > length).sum()):
+                self.warn(f"{longer} of {len(store)} examples ({split}) are cut to the {length} tokens of {name}")
+        return found.cut(settings.length, settings.source_length or settings.length)
+
+
+def _texts(record: Record, field: str) -> list[str]:
+    value = record.values[field]
+    return texts_in(record, field) if isinstance(value, list | tuple) else [record.text(field)]
+
+
+# ---- the same few documents, whenever they are asked for
+
+
+def sample(kept: TokenStore | Examples, most: int | None) -> TokenStore | Examples:
+    """Up to ``most`` documents by a hash of their names; documents that belong together stay together."""
+    store = kept.store if isinstance(kept, Examples) else kept
+    together = kept.together if isinstance(kept, Examples) else 1
+    if most is None or len(store) <= most * together:
+        return kept
+    groups = range(len(store) // together)
+    first = sorted(groups, key=lambda n: hashlib.sha256(store.name(n * together).encode()).digest())[:most]
+    numbers = np.array([n * together + k for n in sorted(first) for k in range(together)])
+    if not isinstance(kept, Examples):
+        return _some(store, numbers)
+    return replace(
+        kept,
+        store=_some(store, numbers),
+        columns={name: column[_places(store, numbers)] for name, column in kept.columns.items()},
+        targets=None if kept.targets is None else kept.targets[numbers],
+        source=None if kept.source is None else _some(kept.source, numbers),
+    )
+
+
+def _some(store: TokenStore, numbers: np.ndarray) -> TokenStore:
+    documents = [store.document(number).tolist() for number in numbers]
+    return TokenStore.of(documents, [store.name(number) for number in numbers])
+
+
+def _places(store: TokenStore, numbers: np.ndarray) -> np.ndarray:
+    taken, _ = ranges(store.bounds[numbers], store.lengths[numbers])
+    return taken
+
+
+def open_data(config: TrainConfig) -> Sides:
+    """The corpora whose ``train`` and ``heldout`` sides are used."""
+    settings = config.data
+    if settings.heldout_source is None:
+        corpus = open_corpus(settings.source, text_field=settings.text_field, heldout_share=settings.heldout_share)
+        return corpus, corpus
+    return (
+        open_corpus(settings.source, text_field=settings.text_field, heldout_share=0.0),
+        open_corpus(settings.heldout_source, text_field=settings.text_field, heldout_share=1.0),
+    )
