@@ -1,7 +1,7 @@
 """Audit every causal, masked and encoder–decoder class of the installed transformers; write docs/verdicts.md.
 
     OMP_NUM_THREADS=1 nice -n 19 python docs/verdicts.py [--only llama,bert] [--checks future,loss] [--jobs 1]
-        [--redo] [--write]
+        [--seconds 120] [--redo] [--write]
 
 Each class is built from a tiny config and audited in a process of its own, with a time and a memory limit.
 What was found is kept in docs/verdicts.jsonl: run again, only gaps are filled (checks that are new among them).
@@ -81,7 +81,7 @@ def audited(kind: str, model_type: str, class_name: str, checks: list[str]) -> d
     return row
 
 
-def in_a_process(kind: str, model_type: str, class_name: str, checks: list[str]) -> dict[str, Any]:
+def in_a_process(kind: str, model_type: str, class_name: str, checks: list[str], seconds: int) -> dict[str, Any]:
     """``audited`` in a child that may crash, hang or eat memory."""
     reader, writer = os.pipe()
     child = os.fork()
@@ -89,14 +89,14 @@ def in_a_process(kind: str, model_type: str, class_name: str, checks: list[str])
         os.close(reader)
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         signal.signal(signal.SIGALRM, _too_long)
-        signal.alarm(SECONDS)
+        signal.alarm(seconds)
         with os.fdopen(writer, "w") as out, open(os.devnull, "w") as nothing:
             os.dup2(nothing.fileno(), 1)
             os.dup2(nothing.fileno(), 2)
             json.dump(audited(kind, model_type, class_name, checks), out)
         os._exit(0)
     os.close(writer)
-    killer = time.monotonic() + SECONDS + 20
+    killer = time.monotonic() + seconds + 20
     with os.fdopen(reader) as answer:
         text = _read_until(answer, killer, child)
     _, status = os.waitpid(child, 0)
@@ -104,7 +104,7 @@ def in_a_process(kind: str, model_type: str, class_name: str, checks: list[str])
         row: dict[str, Any] = json.loads(text)
     except json.JSONDecodeError:
         why = f"the process ended with status {status}"
-        row = {"kind": kind, "type": model_type, "class": class_name, "failed": why, "seconds": SECONDS}
+        row = {"kind": kind, "type": model_type, "class": class_name, "failed": why, "seconds": seconds}
     return row
 
 
@@ -120,7 +120,7 @@ def _read_until(answer: Any, deadline: float, child: int) -> str:
 
 
 def _too_long(*_: object) -> None:
-    raise TimeoutError(f"not done in {SECONDS} seconds")
+    raise TimeoutError("not done in the time given")
 
 
 def versions() -> dict[str, str]:
@@ -141,7 +141,7 @@ def kept() -> dict[tuple[str, str], dict[str, Any]]:
     return rows
 
 
-def filled(only: set[str], wanted: set[str], redo: bool, share: int, shares: int) -> None:
+def filled(only: set[str], wanted: set[str], redo: bool, seconds: int, share: int, shares: int) -> None:
     """Audit what is missing from the cache, class by class."""
     from pellucid.audits.checks import CHECKS
 
@@ -153,7 +153,7 @@ def filled(only: set[str], wanted: set[str], redo: bool, share: int, shares: int
         checks = [check for check in asked if redo or check not in old.get("verdicts", {})]
         if not checks or ("failed" in old and not redo and not only):
             continue
-        row = in_a_process(kind, model_type, name, checks)
+        row = in_a_process(kind, model_type, name, checks, seconds)
         if "verdicts" in row and "verdicts" in old:
             row["verdicts"] = old["verdicts"] | row["verdicts"]
             row["said"] = [said for said in old["said"] if said["check"] not in checks] + row["said"]
@@ -171,6 +171,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="model types or kinds, with commas between them")
     parser.add_argument("--checks", default="", help="names of checks; all, where left out")
     parser.add_argument("--jobs", type=int, default=1, help="how many classes at a time")
+    parser.add_argument("--seconds", type=int, default=SECONDS, help="the most that one class may take")
     parser.add_argument("--redo", action="store_true", help="audit again what is in the cache")
     parser.add_argument("--write", action="store_true", help="only write the page from the cache")
     chosen = parser.parse_args()
@@ -190,7 +191,7 @@ def main() -> None:
             child = os.fork()
             if child == 0:
                 only, wanted = (set(filter(None, names.split(","))) for names in (chosen.only, chosen.checks))
-                filled(only, wanted, chosen.redo, share, chosen.jobs)
+                filled(only, wanted, chosen.redo, chosen.seconds, share, chosen.jobs)
                 os._exit(0)
             children.append(child)
         for child in children:

@@ -50,6 +50,7 @@ def breaks():
 @pytest.fixture
 def mine(tmp_path, monkeypatch):
     (tmp_path / "their_models.py").write_text(MINE)
+    (tmp_path / "my-checkpoint").mkdir()
     (tmp_path / "broken_module.py").write_text("import a_package_that_is_not_there")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -69,7 +70,10 @@ def test_models_classes_factories_and_functions(mine, name, passes):
         ("their_models", "names nothing that can be audited; give a checkpoint folder"),
         ("their_models:", "names nothing"),
         ("no_such_module:model", "there is no module 'no_such_module'"),
-        ("their_models:modle", "their_models has no 'modle'; it has Mine"),
+        ("their_models:modle", "their_models has no 'modle'; did you mean 'model'? it has Mine"),
+        ("their_models.model", "names nothing that can be audited; did you mean 'their_models:model'?"),
+        ("their_models.py", "it is a file: name its folder, or module:attribute such as their_models:make_model"),
+        ("my-checkpiont", "did you mean the folder 'my-checkpoint'?"),
         ("their_models:Needs", "cannot be made: TypeError"),
         ("their_models:breaks", "cannot be made: RuntimeError: boom and more; write a factory without arguments"),
         ("broken_module:x", "broken_module cannot be imported: No module named 'a_package_that_is_not_there'"),
@@ -155,7 +159,11 @@ def test_a_budget_samples_and_then_stops():
     unasked = [f for f in report.findings if "the budget of 0.001 s was spent" in f.message]
     assert len(unasked) >= 2
     assert {f.status for f in unasked} == {"not_applicable"}
-    assert audit(Late(), length=40, budget=60, checks=["future"]).passed
+    assert report.unasked == tuple(f.check for f in unasked)
+    assert (report.finished, report.passed_strictly, report.to_dict()["finished"]) == (False, False, False)
+    assert [row[1] for row in report.table().rows if row[0] in report.unasked] == ["not asked"] * len(unasked)
+    whole = audit(Late(), length=40, budget=60, checks=["future"])
+    assert (whole.passed, whole.passed_strictly, whole.unasked) == (True, True, ())
     with pytest.raises(InputError, match="budget is 0"):
         audit(Late(), budget=0)
 

@@ -64,14 +64,101 @@ FIRST = {
     "WindowLostByOneKernel": Where(0, 3),
     "WindowWiderByOneKernel": Where(0, 3),
     "PackedByOneKernel": Where(0, 3),
+    "CausalOnlyBesidePadding": Where(0, 0, 1),
+    "CausalOnlyWithoutPadding": Where(0, 0),  # no pad moves it: another real token does
+    "AddsWhereItShouldSelect": Where(0, 0, 3),
+    "ConvolvesOverPads": Where(0, 2, 1),  # the pad just before the first token
+    "ScaledByBatch": Where(1, 0, 0, 0),
+    "WindowsSwapped": Where(0, 3, 0),
+    "WindowLostInOneLayer": Where(0, 3, 0),
+    "WindowOneTooNarrow": Where(0, 2, 0),
+    "WindowLeaksTheFirst": Where(0, 3, 0),
+    "PrefixIsCausal": Where(0, 0, 1),
+    "PrefixOneTooLong": Where(0, 0, 4),  # the prefix holds tokens 0 to 3
+    "PrefixOneTooShort": Where(0, 0, 3),
+    "PrefixSeesAll": Where(0, 0, 4),
+    "RightContextOneShort": Where(0, 0, 4),  # four ahead are declared
+    "RightContextOneLong": Where(0, 0, 5),
+    "CrossIsCausal": Where(0, 0, 1),
+    "CrossHasTheWindow": Where(0, 0, 0),
+    "CrossSeesPads": Where(0, 0),
+    "EncoderSeesPads": Where(0, 0),
+    "LosesTheLastSourceToken": Where(0, 0, 5),
+    "FirstSourceForAll": Where(0, 0, 0),
+    "MemoryMeansOverBatch": Where(0, 0),
+    "CachedWindowOneWider": Where(0, 3),
+    "ChunkOverrunsTheRing": Where(0, 0),
+    "EvictsTheNewest": Where(0, 4, 3),
+    "MaskOfTheFirstStep": Where(0, 4),
+    "CropWrapsRound": Where(0, 0),
+    "BiasLostInCache": Where(0, 4),
+    "AlibiBySlots": Where(0, 5),  # the first token behind the padding in the middle
+    "CountsTheChunkTwice": Where(0, 4),
+    "KeysUnderAnotherTable": Where(0, 1),
+    "CacheInHalf": Where(0, 4),
+    "PoisonedByUnusedSlots": Where(0, 4),
+    "PairsMixed": Where(0, 1),
+    "AnswersFromAMemo": Where(1, 3, 2),
+    "OverwritesTargets": Where(1, 4),
+    "TimesTheRows": Where(0, 0, 1),
 }
+
+NOWHERE_IN_PARTICULAR = {
+    "AddsHooks",
+    "AnchoredAtTheFirst",
+    "AnglesFromOne",
+    "AnglesInHalf",
+    "CachesByContent",
+    "CalibratesByLength",
+    "CapLostByOneKernel",
+    "CarriesItsState",
+    "CheckpointCutsTheGradient",
+    "CheckpointLosesTheMask",
+    "CleansNaNForward",
+    "CountsCalls",
+    "DefaultIsTraining",
+    "DrawsNumbers",
+    "DropsOnceConfigured",
+    "DropsOutInEval",
+    "FastWithoutGradients",
+    "GrowsAList",
+    "KeepsPrompts",
+    "KeepsTheLast",
+    "LearnsPads",
+    "LeavesGradients",
+    "LooksAtTheLastColumn",
+    "MaskedOnlyInTraining",
+    "MeansOfMeans",
+    "MovesAverages",
+    "NeverDrops",
+    "NormalisesOverTheBatch",
+    "NothingIsNaN",
+    "OneKernelInHalf",
+    "OneKernelTeachesNothing",
+    "OtherInInference",
+    "OwnDropoutForgetsTheMode",
+    "PaddingLostByOneKernel",
+    "PadsForKeys",
+    "RandomFeatures",
+    "RemembersTheLast",
+    "ReusesItsAnswer",
+    "ScaledAsIfDropping",
+    "ScaledOtherwise",
+    "SharedMemory",
+    "ShortensTheRows",
+    "SkipsABranchNowAndThen",
+    "SwitchesGradientsOff",
+    "SwitchesTheDefaultDtype",
+    "TwoSmallestNumbers",
+    "WakesUp",
+}  # what they leave behind has no place, or their first wrong place depends on weights
 
 
 @pytest.mark.parametrize("twin", TWINS, ids=lambda twin: twin.name)
 def test_twin_is_caught_by_its_check(twin):
     report = audit(twin, checks=[twin.check])
     assert report.verdicts[twin.check] == twin.verdict
-    assert report.passed == (twin.verdict != "leak")
+    assert report.passed == (twin.verdict == "fragile")
     wrong = next(finding for finding in report.findings if finding.status == twin.verdict)
     assert wrong.message
     if twin.name in FIRST:
@@ -84,6 +171,11 @@ def test_twin_is_caught_in_float64_too(twin):
     probe = twin.probe()
     probe.module.double()
     assert audit(probe=probe, checks=[twin.check]).verdicts[twin.check] == twin.verdict
+
+
+def test_the_first_wrong_place_of_every_twin_is_known_or_has_none():
+    assert FIRST.keys() | NOWHERE_IN_PARTICULAR == {twin.name for twin in TWINS}
+    assert not FIRST.keys() & NOWHERE_IN_PARTICULAR
 
 
 def test_every_check_has_twins_and_every_twin_says_its_fault():

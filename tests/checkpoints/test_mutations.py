@@ -4,7 +4,7 @@ import itertools
 import json
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from helpers.folders import describe, resign
-from helpers.kinds import EVERY_KIND, config_of, model_of, stirred
-from helpers.tiny import KINDS, tiny_config
+from helpers.kinds import EVERY_KIND, model_of, stirred
+from helpers.tiny import tiny_config
 from helpers.words import EVERY_WORD, Change, alike, changed, changes
 from pellucid.checkpoints import MismatchError, WitnessError, load, save, verify
 from pellucid.checkpoints.contract import Contract, TextContract, blank_model, outline, stored_tensors
@@ -26,7 +26,7 @@ from pellucid.checkpoints.unseen import UNSEEN, UNWITNESSED
 from pellucid.checkpoints.witness import Witness, check_witness, witness_of
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import CheckpointError
-from pellucid.models import ModelConfig, build
+from pellucid.models import Model, ModelConfig, build
 
 # ---------------------------------------------------------------- the property
 
@@ -43,7 +43,11 @@ class Held(NamedTuple):
 
 @cache
 def held(kind: str) -> Held:
-    model = model_of(kind)
+    return held_of(model_of(kind))
+
+
+def held_of(model: Model) -> Held:
+    assert isinstance(model.config, ModelConfig)
     stored, tied = stored_tensors(model)
     witness = witness_of(model.config, stored.__getitem__, tied)
     return Held(model.config, stored, tied, outline(model), witness)
@@ -148,15 +152,14 @@ PLACEMENTS = ["pre", "post", "deep", "sandwich", "reordered", "parallel", "paral
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_a_checkpoint_of_one_placement_is_refused_as_any_other(tmp_path: Path, placement: str) -> None:
+def test_a_checkpoint_of_one_placement_is_refused_as_any_other(placement: str) -> None:
     """L11, where names and shapes tell nothing: norms without weights."""
     bare = {"norm": {"kind": "bare_rms_norm"}, "hidden_size": 16}
-    config = tiny_config(norm_placement=placement, **bare)
-    save(tmp_path / "a", stirred(build(config, seed=1)))
+    before = held_of(build(tiny_config(norm_placement=placement, **bare), seed=1))
     for other in set(PLACEMENTS) - {placement}:
-        found = judged(config, tmp_path / "a", tiny_config(norm_placement=other, **bare))
+        found = asked(before, tiny_config(norm_placement=other, **bare))
         same = {placement, other} == {"parallel", "parallel_two"}  # one norm, whose two copies have no weights
-        assert found == ("passed" if same else "witness"), other
+        assert found == ("passed" if same else "plain"), other
 
 
 @pytest.mark.parametrize(("before", "after"), list(itertools.permutations(["pre", "post", "sandwich", "parallel"], 2)))
@@ -243,7 +246,7 @@ def test_a_window_wider_than_any_probe_has_other_probes(tmp_path: Path) -> None:
 
 
 WIDE = f"causal & window({FARTHEST + 1})"
-MANY = [f"causal & window({number * 1000 + 41 * number**2})" for number in range(1, 60)]
+MANY = [f"causal & window({number * 1000 + 41 * number**2})" for number in range(1, 36)]
 OTHER = [*MANY[:2], "causal & window(3370)", *MANY[3:]]
 ALIKE = {
     "a number changed by very little": ({"dropout": {"residual": 0.1}}, {"dropout": {"residual": 0.10000001}}),
@@ -272,8 +275,14 @@ def test_what_is_said_not_to_be_seen_is_not_seen(tmp_path: Path, change: str) ->
 CLIPPED = {"num_attention_heads": 4}
 FEW = {"kind": "moe", "num_experts": 2, "num_experts_per_tok": 1, "expert": {"kind": "gated", "intermediate_size": 8}}
 BEYOND = {
-    "capacities beyond 1024, or of several layers": ({"ffn": FEW | {"capacity": 1025}}, {"ffn": FEW | {"capacity": 1026}}),
-    "limits that nothing reaches": ({"attention": CLIPPED | {"clip_qkv": 1e7}}, {"attention": CLIPPED | {"clip_qkv": 2e7}}),
+    "capacities beyond 1024, or of several layers": (
+        {"ffn": FEW | {"capacity": 1025}},
+        {"ffn": FEW | {"capacity": 1026}},
+    ),
+    "limits that nothing reaches": (
+        {"attention": CLIPPED | {"clip_qkv": 1e7}},
+        {"attention": CLIPPED | {"clip_qkv": 2e7}},
+    ),
 }
 
 
@@ -284,7 +293,7 @@ def test_what_lies_beyond_every_probe_is_not_seen(tmp_path: Path, change: str) -
     assert judged(before, tmp_path / "a", after) == "passed"
 
 
-@pytest.mark.parametrize("capacity", [0, 1, 5, 200])
+@pytest.mark.parametrize("capacity", [0, 1, 5, 60])
 def test_a_capacity_is_met_exactly(tmp_path: Path, capacity: int) -> None:
     config = tiny_config(hidden_size=16, ffn=FEW | {"capacity": capacity})
     save(tmp_path / "a", build(config, seed=1))
@@ -307,7 +316,7 @@ def test_a_model_that_is_asked_other_probes_is_refused(tmp_path: Path) -> None:
     """Blocks of tokens are not cut by a cache; a contract that drops them would have to be asked of more."""
     config = tiny_config(hidden_size=16, rule="causal | blocks")
     save(tmp_path / "a", build(config, seed=1))
-    assert judged(config, tmp_path / "a", tiny_config(hidden_size=16)) == "refused"
+    assert judged(config, tmp_path / "a", tiny_config(hidden_size=16)) == "witness"
 
 
 @pytest.mark.slow
@@ -400,7 +409,7 @@ def test_a_smaller_tolerance_than_was_written_passes_as_is_said(spoken: Path) ->
 WITNESS_CHANGES = {
     "another output": lambda p: p["plain"]["logits"][0].__setitem__(2, 0.5),
     "another loss": lambda p: p["packed"].update(loss=1.0),
-    "another count of labels": lambda p: p["packed"].update(counted=10),
+    "another count of labels": lambda p: p["packed"].update(counted=11),
     "no loss": lambda p: p["packed"].update(loss=None, counted=None),
     "another token": lambda p: p["padded"]["asked"]["tokens"][0].__setitem__(0, 3),
     "another position": lambda p: p["far"]["asked"]["positions"][0].__setitem__(5, 7),

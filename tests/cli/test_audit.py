@@ -54,6 +54,34 @@ def test_it_is_held_to_the_rule_that_is_asked_for(folder, capsys):
     assert main(["audit", "audited_by_name:WindowsSwapped", "--checks", "window"]) == 1
 
 
+def test_an_audit_whose_budget_was_spent_is_not_a_pass(folder, capsys):
+    command = ["audit", "audited_by_name:Stack", "--checks", "future,trace,dropout", "--budget", "1e-6"]
+    assert main(command) == 1  # nothing was shown at all
+    told = capsys.readouterr().out
+    assert "3 of 3 checks not asked, the budget was spent: future, trace, dropout" in told
+    assert told.count("not asked  ") >= 3
+
+
+def test_what_is_left_of_an_unfinished_audit_is_told(folder, capsys, monkeypatch):
+    from pellucid.audits.method.bench import Bench
+
+    asked = iter([False, True])
+    monkeypatch.setattr(Bench, "spent", property(lambda self: next(asked)))
+    command = ["audit", "audited_by_name:Stack", "--checks", "future,trace", "--budget", "60"]
+    assert main(command) == 0
+    assert "unfinished: nothing leaked so far (" in capsys.readouterr().out
+    for more, code in ((["--json"], 0), (["--json", "--strict"], 1)):
+        asked = iter([False, True])
+        assert main([*command, *more]) == code
+        told = json.loads(capsys.readouterr().out)
+        assert (told["finished"], told["unasked"]) == (False, ["trace"])
+
+
+def test_it_says_how_the_target_was_called(folder, capsys):
+    assert main(["audit", "audited_by_name:Stack", "--checks", "determinism"]) == 0
+    assert "called by TokensProbe (embeddings); for what is missing there" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("command", "said"),
     [

@@ -14,6 +14,7 @@ from pellucid.checkpoints import Checkpoint, load, save
 from pellucid.cli import common
 from pellucid.cli.main import main
 from pellucid.generation import BeamParams, GenerationParams, generate, generate_n_best
+from pellucid.models.build import build
 from pellucid.models.decoder import Decoder
 
 Captured = pytest.CaptureFixture[str]
@@ -66,6 +67,21 @@ def test_generate_with_beams(checkpoint: Path, capsys: Captured) -> None:
     assert capsys.readouterr().out == f"{expected[0]}\n{expected[1]}\n"
     assert main(["generate", here, "def", *flags]) == 0
     assert capsys.readouterr().out == f"def{found[0][0].text}\n"
+
+
+def test_generate_answers_what_an_encoder_decoder_reads(checkpoint: Path, tmp_path: Path, capsys: Captured) -> None:
+    """The answer alone is printed: it does not go on from the text."""
+    base, folder = load(checkpoint), tmp_path / "translator"
+    config = base.model.config.model_copy(update={"family": "encoder_decoder"})
+    save(folder, build(config, seed=1), tokenizer=base.tokenizer)
+    loaded = load(folder)
+    drawn, started = (generate(loaded, ["def f"], max_new_tokens=4, start_id=start)[0] for start in (None, 9))
+    assert main(["generate", str(folder), "def f", "--max-new-tokens", "4"]) == 0
+    assert capsys.readouterr().out == f"{drawn.text}\n"
+    assert main(["generate", str(folder), "def f", "--max-new-tokens", "4", "--start-id", "9"]) == 0
+    assert capsys.readouterr().out == f"{started.text}\n"
+    assert main(["generate", str(folder), "def f", "--max-new-tokens", "4", "--beams", "2"]) == 0
+    assert capsys.readouterr().out == generate(loaded, ["def f"], max_new_tokens=4, beams=2)[0].text + "\n"
 
 
 def test_generate_refuses_options_that_nothing_would_hear(checkpoint: Path, capsys: Captured) -> None:

@@ -1,14 +1,19 @@
 """Every family through one loop and one beam search: real models of many parts, in float64."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from pellucid.data.batch import Batch
+from pellucid.data.examples import open_examples
+from pellucid.data.forms import Paired, Prompted
+from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import InputError, LengthError, UnsupportedError
-from pellucid.generation import BeamParams, GenerationParams, beam_search, generate_ids
+from pellucid.generation import BeamParams, GenerationParams, beam_search, generate, generate_ids
+from pellucid.generation.prompts import asked
 from pellucid.models.build import build
 from pellucid.models.config import ModelConfig
 from pellucid.models.model import Model
@@ -178,6 +183,29 @@ def test_a_source_of_another_vocabulary_has_its_own_ids() -> None:
     assert len(generate_ids(model, [[1]], few, sources=[[39]])[0].tokens) == 2
     with pytest.raises(InputError, match="source 0 holds 40, but token ids are 0 to 39"):
         generate_ids(model, [[1]], few, sources=[[40]])
+
+
+def test_texts_reach_a_model_as_they_did_in_training() -> None:
+    """One form of sources, starts and prefixes for the examples that train and for the texts that come later."""
+    tokenizer = Tokenizer.train(["naïve café " * 20], vocab_size=280)
+    size = {"vocab_size": tokenizer.vocab_size}
+    pairs = open_examples([{"source": "a café", "target": "naïve"}], Paired(), tokenizer, split="all")
+    translator = SimpleNamespace(model=made("both-rope", **size), tokenizer=tokenizer)
+    ask = asked(translator, ["a café"], None)
+    assert ask.sources == [pairs.source.document(0).tolist()]
+    assert ask.prompts == [pairs.store.document(0).tolist()[:1]]
+    (found,) = generate(translator, ["a café"], beams=2, max_new_tokens=3)
+    (expected,) = beam_search(
+        translator.model, ask.prompts, BeamParams(beams=2, max_new_tokens=3, stop_ids=[tokenizer.eos_id]),
+        sources=ask.sources, vocab_size=tokenizer.vocab_size,
+    )  # fmt: skip
+    assert found.tokens == expected[0].tokens
+    assert found.text == tokenizer.decode(found.tokens)
+    rows = open_examples([{"prompt": "a café", "completion": " x"}], Prompted(), tokenizer, split="all")
+    prefix = rows.store.document(0)[rows.columns["groups"] == 1].tolist()
+    assert asked(SimpleNamespace(model=made("prefix", **size), tokenizer=tokenizer), ["a café"], None).prompts == [
+        prefix
+    ]
 
 
 def test_models_that_say_no_tokens_are_refused() -> None:

@@ -133,7 +133,7 @@ DECODERS: dict[str, dict[str, Any]] = {
     },
     "experts by their best logits, weighed on entry": {
         "ffn": experts(
-            {"kind": "top_k_softmax", "bias": True, "groups": {"count": 4, "keep": 2, "score": "max"}},
+            {"kind": "top_k_softmax", "bias": True, "groups": {"count": 4, "keep": 1, "score": "max"}},
             weigh="input",
             expert=DENSE | {"bias": True, "activation": "silu"},
         ),

@@ -1,4 +1,4 @@
-"""Whole families with transformers' tiny random models on copied weights, in float64: the parts are those of real ones."""
+"""Whole families beside transformers' tiny random models on copied weights, in float64."""
 
 from functools import cache
 
@@ -7,14 +7,20 @@ import torch
 
 pytest.importorskip("transformers")
 
-from helpers.from_transformers import FAMILIES, exact, pair_of_models  # noqa: E402
-from pellucid.data import Batch  # noqa: E402
+from helpers.from_transformers import exact, pair_of_models
+from helpers.transformers_families import FAMILIES
+from pellucid.data import Batch
 
 ROWS = [[5, 9, 3, 11, 20, 7, 8, 31, 4], [12, 6, 30, 4], [8, 22, 15, 33, 9, 10, 3]]
 SOURCES = [[7, 21, 4, 9], [3, 5, 8, 16, 25, 6, 30, 12], [17, 29, 9]]
 DECODERS = [name for name in FAMILIES if name != "bert"]
 
-models = cache(pair_of_models)
+
+@cache
+def models(name):
+    return pair_of_models(FAMILIES[name])
+
+
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 
 
@@ -59,7 +65,7 @@ def test_padded_rows(name, side):
     theirs, ours = models(name)
     batch = made(name, side)
     if FAMILIES[name].pairs:  # their decoders are not told of padding on the left
-        batch = Batch.from_pairs(SOURCES, [ROWS[0], ROWS[0][::-1], ROWS[0][1:] + [2]], side=side)
+        batch = Batch.from_pairs(SOURCES, [ROWS[0], ROWS[0][::-1], [*ROWS[0][1:], 2]], side=side)
     real = batch.segments != 0
     agree(ours(batch).logits[real], ran(theirs, asked(name, batch)).logits[real])
 

@@ -46,9 +46,8 @@ def _meant(text: str) -> str:
         return ""
     folder = Path(text)
     if folder.is_file():
-        return f" {text} is a file: name its folder, or module:attribute;" + (
-            f" such as {folder.stem}:make_model;" if folder.suffix == ".py" else ""
-        )
+        example = f" such as {folder.stem}:make_model" if folder.suffix == ".py" else ""
+        return f" it is a file: name its folder, or module:attribute{example};"
     near = difflib.get_close_matches(folder.name, _folders(folder.parent), 1, 0.6)
     if near:
         return f" did you mean the folder {str(folder.parent / near[0])!r}?"

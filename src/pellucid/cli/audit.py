@@ -35,9 +35,12 @@ Expect = Annotated[
     ),
 ]
 Length = Annotated[int, typer.Option(help="How many tokens the long sequences have.", min=2)]
-Budget = Annotated[float | None, typer.Option(help="About how many seconds to spend.", show_default=False)]
+Budget = Annotated[
+    float | None,
+    typer.Option(help="About how many seconds to spend; what is left over is told as not asked.", show_default=False),
+]
 Seed = Annotated[int, typer.Option(help="Which random tokens are used.")]
-Strict = Annotated[bool, typer.Option("--strict", help="Fail on what is fragile too.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Fail on what is fragile or was not asked too.")]
 JUnit = Annotated[Path | None, typer.Option(help="Write a JUnit XML file.", show_default=False)]
 Html = Annotated[Path | None, typer.Option(help="Write one page to look at.", show_default=False)]
 

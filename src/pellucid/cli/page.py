@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from pellucid.cli import common
 
 if TYPE_CHECKING:
     from pellucid.audits import AuditReport
-    from pellucid.records import Cell, Curves, Table
+    from pellucid.records import Cell, Curve, Curves, Table
     from pellucid.reports.page import Section
     from pellucid.training import TrainResult
 
@@ -124,19 +125,30 @@ def _verdicts(report: AuditReport) -> list[Section]:
 def _facts(run: Any) -> Table:
     from pellucid.records import Table
 
+    what = "text" if run.measure == "bits per byte" else "documents"
     facts: dict[str, Cell] = {
         "state": run.state if run.problem is None else f"{run.state}: {run.problem}",
         "steps": run.steps,
         "tokens learnt from": run.tokens,
         "parameters": run.parameters,
         "training loss of the last step (nats a token)": run.loss,
-        "bits per byte of all held-out text": run.final,
-        "best bits per byte on the way": run.best,
+        f"{run.measure} of all held-out {what}": run.final,
+        f"best {run.measure} on the way": run.best,
+        **_figures(run),
         "tokens per second": None if run.tokens_per_second is None else round(run.tokens_per_second),
         "begun": run.began,
         "precision": run.precision,
     }
     return Table("", ("", "value"), tuple((name, value) for name, value in facts.items() if value is not None))
+
+
+def _figures(run: Any) -> dict[str, Cell]:
+    """What the last validation found besides, and what a guess reaches."""
+    told: dict[str, Cell] = {}
+    for name, said in run.figures.items():
+        value, guess = (_real(said.get(key)) if isinstance(said, dict) else math.nan for key in ("value", "baseline"))
+        told[str(name)[:80]] = f"{value:.4f}" if math.isnan(guess) else f"{value:.4f} (baseline {guess:.4f})"
+    return told
 
 
 def curves(metrics: Path) -> list[Curves]:
@@ -157,15 +169,61 @@ def curves(metrics: Path) -> list[Curves]:
 
     speed = tuple(_real(line.get("count")) / (_real(line.get("seconds")) or float("nan")) for line in steps)
     loss = curve("training", steps, "loss")
+    bits = any("bits_per_byte" in line for line in (*heldout, *final)) or not (heldout or final)
     drawn = [
-        Curves("Loss", (loss, *both("nats_per_token")), y_label="nats a token"),
-        Curves("Bits per byte", both("bits_per_byte")),
+        Curves("Loss", (loss, *both("nats_per_token")), y_label="nats a token" if bits else ""),
+        *_measures(heldout, final, both),
         Curves("Learning rate", (curve("rate", steps, "rate"),)),
         Curves("Gradient norm, before clipping", (curve("norm", steps, "grad_norm"),), log=True),
         Curves("Speed", (Curve("tokens per second", loss.x, speed),)),
+        *_routing(steps),
     ]
     filled = [replace(record, curves=tuple(one for one in record.curves if one.x)) for record in drawn]
     return [record for record in filled if any(len(one.x) > 1 for one in record.curves)]
+
+
+def _measures(
+    heldout: list[dict[str, Any]], final: list[dict[str, Any]], both: Callable[[str], tuple[Curve, Curve]]
+) -> list[Curves]:
+    """Bits per byte, or the figures of another objective; the first is the loss, which has its curve already."""
+    from pellucid.records import Curve, Curves
+
+    told = [line["figures"] for line in (*heldout, *final) if isinstance(line.get("figures"), dict)]
+    if not told:
+        return [Curves("Bits per byte", both("bits_per_byte"))]
+
+    def curve(name: str, figure: str, lines: list[dict[str, Any]], key: str) -> Curve:
+        found = [(line["step"], line["figures"].get(figure)) for line in lines if isinstance(line.get("figures"), dict)]
+        points = [(_real(step), _real(said.get(key))) for step, said in found if isinstance(said, dict)]
+        return Curve(name, tuple(x for x, _ in points), tuple(y for _, y in points))
+
+    return [
+        Curves(
+            str(name)[:80].capitalize(),
+            (
+                curve("held out, sample", name, heldout, "value"),
+                curve("all held out", name, final, "value"),
+                curve("baseline", name, [*heldout, *final], "baseline"),
+            ),
+        )
+        for name in dict.fromkeys(key for figures in told for key in list(figures)[1:])
+    ]
+
+
+def _routing(steps: list[dict[str, Any]]) -> list[Curves]:
+    """How evenly experts were used; nothing where there are none."""
+    from pellucid.records import Curve, Curves
+
+    routed = [line for line in steps if isinstance(line.get("routing"), dict)]
+    if not routed:
+        return []
+    x = tuple(_real(line["step"]) for line in routed)
+
+    def curve(name: str, key: str) -> Curve:
+        return Curve(name, x, tuple(_real(line["routing"].get(key)) for line in routed))
+
+    shares = (curve("of the busiest expert", "most"), curve("if all had as many", "mean"), curve("dropped", "dropped"))
+    return [Curves("Share of tokens", shares), Curves("Balance loss", (curve("mean over layers", "balance_loss"),))]
 
 
 def _real(value: object) -> float:
@@ -182,6 +240,7 @@ def _sample(run: Path) -> list[Section]:
     from pellucid.cli.sample import can_be_shown, heldout_text, token_view
     from pellucid.records import Flow
     from pellucid.training.config import TrainConfig
+    from pellucid.training.objectives import NextToken
     from pellucid.training.run_folder import RunFolder
 
     last = RunFolder(run).pointed("last")
@@ -190,7 +249,10 @@ def _sample(run: Path) -> list[Section]:
     checkpoint = load(last)
     if not can_be_shown(checkpoint.model):
         return []
-    view = token_view(checkpoint, heldout_text(TrainConfig.from_file(run / "config.yaml")))
+    config = TrainConfig.from_file(run / "config.yaml")
+    if not isinstance(config.objective, NextToken):
+        return []  # the view shows what a prediction of the next token was moved by
+    view = token_view(checkpoint, heldout_text(config))
     flow = Flow("All its tokens at once", view.may_see, view.moved, view.tokens, view.tokens, view.note)
     return [("A sample text", [view]), ("Who sees whom in the sample text", [flow])]
 

@@ -35,7 +35,7 @@ _MEASURE = (
 def heldout_text(config: TrainConfig) -> str:
     """A few lines that a run of ``config`` never learns from; of Python, where a definition begins."""
     from pellucid.errors import InputError
-    from pellucid.training.prepare import open_data
+    from pellucid.training.material import open_data
 
     texts = [document.text for document in islice(open_data(config)[1].documents("heldout"), _DOCUMENTS)]
     for text in texts:

@@ -59,6 +59,8 @@ class Stepped:
     progress: float
     """How much of the budget is used, 0 … 1."""
     minutes: float
+    item: str = "token"
+    """What is predicted: a token, or whatever the objective counts."""
     routing: RoutingFigures | None = None
     """Where experts are: how evenly the step's tokens were spread over them."""
 
@@ -86,6 +88,23 @@ class Validated:
     seconds: float
     found: Validation | None = None
     """The same with its figures and baselines, where it is not in bits per byte."""
+
+    @classmethod
+    def of(cls, found: Validation, step: int, *, best: bool, final: bool, seconds: float) -> Validated:
+        """What ``found`` says, as an event."""
+        return cls(
+            step=step,
+            bits_per_byte=found.bits_per_byte if found.bytes else None,
+            nats=found.nats,
+            nats_per_token=found.loss,
+            tokens=found.tokens,
+            bytes=found.bytes,
+            documents=found.documents,
+            final=final,
+            best=best,
+            seconds=seconds,
+            found=None if found.bytes else found,
+        )
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ class HeldOut:
         self.config, self._loader, self._eos_id = config, loader, eos_id
         self._sample, self._all = rows(config.validation.documents), rows(None)
         self._judge: Judge | None = None
+        self.item = judge_of(config).item
 
     @property
     def judge(self) -> Judge:

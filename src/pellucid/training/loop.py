@@ -278,21 +278,8 @@ class _Loop:
             self.tell(Interrupted(self.interrupts.asked.name))
 
     def tell_validated(self, found: Validation, started: float, *, best: bool, final: bool) -> None:
-        self.tell(
-            Validated(
-                step=self.counters.step,
-                bits_per_byte=found.bits_per_byte if found.bytes else None,
-                nats=found.nats,
-                nats_per_token=found.loss,
-                tokens=found.tokens,
-                bytes=found.bytes,
-                documents=found.documents,
-                final=final,
-                best=best,
-                seconds=time.monotonic() - started,
-                found=None if found.bytes else found,
-            )
-        )
+        seconds = time.monotonic() - started
+        self.tell(Validated.of(found, self.counters.step, best=best, final=final, seconds=seconds))
 
     def tell_prepared(self) -> None:
         loader, model = self.parts.loader, self.parts.model
@@ -312,6 +299,7 @@ class _Loop:
                 seconds=seconds,
                 progress=self.progress,
                 minutes=self.minutes,
+                item="token" if self.parts.judged is None else self.parts.judged.item,
                 routing=result.routing,
             )
         )

@@ -43,10 +43,11 @@ class Metrics:
     def __call__(self, event: Event) -> None:
         if isinstance(event, Stepped):
             routing = {} if event.routing is None else {"routing": event.routing._asdict()}
-            self._write({"kind": "step", **_fields(event, "routing"), **routing})
+            self._write({"kind": "step", **_fields(event, "routing", "item"), **routing})
         elif isinstance(event, Validated):
             found = {} if event.found is None else event.found.said()
-            self._write({"kind": "validation", **_fields(event, "found"), **found})
+            told = {name: value for name, value in _fields(event, "found").items() if value is not None}
+            self._write({"kind": "validation", **told, **found})
 
     def _write(self, record: dict[str, Any]) -> None:
         line = (json.dumps(_plain(record)) + "\n").encode()
@@ -106,8 +107,8 @@ class Metrics:
         return found
 
 
-def _fields(event: Event, left_out: str) -> dict[str, Any]:
-    return {field.name: getattr(event, field.name) for field in fields(event) if field.name != left_out}
+def _fields(event: Event, *left_out: str) -> dict[str, Any]:
+    return {field.name: getattr(event, field.name) for field in fields(event) if field.name not in left_out}
 
 
 def _plain(value: Any) -> Any:
@@ -165,7 +166,7 @@ def describe(event: Event, speed: float = 0.0) -> str:
         case Stepped():
             return (
                 f"step {event.step}  loss {event.loss:.4f}  rate {event.rate:.2e}  "
-                f"gradient {event.grad_norm:.3f}  {speed:,.0f} tokens/s  {clock(event.minutes_left)} left"
+                f"gradient {event.grad_norm:.3f}  {speed:,.0f} {event.item}s/s  {clock(event.minutes_left)} left"
             )
         case Validated():
             what = f"all {event.documents}" if event.final else str(event.documents)

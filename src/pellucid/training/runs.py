@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -39,7 +39,7 @@ class RunSummary:
     loss: float | None
     """Of the last step."""
     best: float | None
-    """Lowest held-out bits per byte of the validations on the way."""
+    """Lowest of the validations on the way: held-out bits per byte, or loss where ``measure`` says so."""
     final: float | None
     """Over all held-out documents."""
     tokens_per_second: float | None
@@ -48,6 +48,10 @@ class RunSummary:
     parameters: int | None
     problem: str | None
     config: Mapping[str, Any]
+    measure: Literal["bits per byte", "loss"] = "bits per byte"
+    """What ``best`` and ``final`` are."""
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    """What the last validation found besides: ``{name: {"value": …, "baseline": …}}``."""
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data."""
@@ -113,6 +117,8 @@ def read_run(path: str | Path) -> RunSummary:
         parameters=_whole(environment.get("parameters")),
         problem=problem,
         config=config,
+        measure=logged.measure,
+        figures=logged.figures,
     )
 
 
@@ -172,15 +178,25 @@ class _Log:
         self.best: float | None = None
         self.final: float | None = None
         self.final_step = 0
+        self.measure: Literal["bits per byte", "loss"] = "bits per byte"
+        self.figures: dict[str, Any] = {}
         for line in metrics.records() if metrics is not None else ():
             if line["kind"] == "step":
                 self.steps, self.tokens = _whole(line["step"]) or 0, _whole(line.get("tokens")) or 0
                 self.loss = _real(line.get("loss"))
-            elif (found := _real(line.get("bits_per_byte"))) is not None:
+            elif (found := self._found(line)) is not None:
                 if line.get("final"):
                     self.final, self.final_step = found, _whole(line["step"]) or 0
                 else:
                     self.best = found if self.best is None else min(self.best, found)
+
+    def _found(self, line: dict[str, Any]) -> float | None:
+        """Bits per byte where the line has them, otherwise the loss."""
+        if (bits := _real(line.get("bits_per_byte"))) is not None or "item" not in line:
+            return bits
+        self.measure, figures = "loss", line.get("figures")
+        self.figures = figures if isinstance(figures, dict) else {}
+        return _real(line.get("nats_per_token"))
 
 
 def _state(path: Path, problem: str | None, saved: int | None, logged: _Log) -> State:

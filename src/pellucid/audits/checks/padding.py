@@ -114,7 +114,7 @@ def _huge(bench: Bench, case: str, request: Request) -> Finding:
 def _not_finite(bench: Bench, case: str, request: Request) -> Finding:
     """NaN and infinity in pads: outputs may not move, gradients of the weights must stay finite."""
     run, real_BT = bench.native, request.real
-    before = run.plain(request)
+    before = run.differentiable(request).detach().cpu()
     for value in (math.nan, math.inf):
         logits = run.differentiable(_filled(run, request, value, ~real_BT))
         sizes_BT = torch.where(real_BT, moved(before, logits.detach().cpu()), 0.0)

@@ -1,0 +1,95 @@
+"""Each objective learns: the model is better than the guess beside it, and micro-batches add up to one batch."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from helpers.small_jobs import JOBS, job
+from pellucid.training.config import AdamW, TrainConfig
+from pellucid.training.figures import Validation
+from pellucid.training.optim import make_optimizers
+from pellucid.training.prepare import Parts, prepare
+from pellucid.training.run_folder import RunFolder
+from pellucid.training.schedule import multiplier
+from pellucid.training.step import Where, train_step
+
+WHERE = Where(1, list, None)
+
+
+def parts_of(words: dict[str, Any], folder: Path, **changes: Any) -> tuple[TrainConfig, Parts]:
+    config = TrainConfig.from_mapping(words | changes)
+    return config, prepare(config, RunFolder(folder), None, pytest.fail)
+
+
+def learnt(words: dict[str, Any], folder: Path, steps: int, **changes: Any) -> tuple[Validation, Validation, Parts]:
+    """What is found before the first step and after the last."""
+    config, parts = parts_of(words, folder, **changes)
+    assert parts.judged is not None
+    before = parts.judged.validate(parts.model, final=False)
+    parts.model.train()
+    for step in range(steps):
+        parts.optimizers.set_rate(multiplier(config.schedule, config.budget, step, 0.0))
+        train_step(
+            parts.model, [next(parts.loader)], parts.optimizers, clip_norm=1.0, where=WHERE, balance=config.balance
+        )
+    return before, parts.judged.validate(parts.model, final=True), parts
+
+
+STEPS = {"span_corruption": 80, "sequence_to_sequence": 80, "prompted": 60}
+"""Writing takes longer to learn than choosing."""
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_an_objective_is_learnt_better_than_its_guess(name: str, tmp_path: Path) -> None:
+    words = job(name, tmp_path / "data")
+    steps = STEPS.get(name, 40)
+    before, after, _ = learnt(words, tmp_path, steps, budget={"kind": "steps", "steps": steps})
+    loss = after.figures[0]
+    assert loss.value == after.loss < 0.8 * loss.baseline
+    assert loss.value < before.loss
+    for figure in after.figures[1:2]:
+        assert figure.value > figure.baseline
+    assert after.bytes == 0
+    assert after.measure == after.loss
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_micro_batches_add_up_to_one_batch(name: str, tmp_path: Path) -> None:
+    """B73, for labels and for documents: unevenly filled micro-batches give the gradient of all rows at once."""
+    _, parts = parts_of(job(name, tmp_path / "data"), tmp_path, batch_size=6, label_smoothing=0.0)
+    model = parts.model.double()
+    rows = parts.loader.batch(0)
+    if name == "contrastive":
+        pytest.skip("a text is told from those of its own micro-batch, so other micro-batches are other questions")
+    optimizers = make_optimizers(model, AdamW(rate=0.0))
+    results, gradients = [], []
+    for cuts in ((0, 6), (0, 1, 4, 6)):
+        some = [piece(rows, start, stop) for start, stop in zip(cuts, cuts[1:], strict=False)]
+        results.append(train_step(model, some, optimizers, clip_norm=None, where=WHERE))
+        gradients.append([p.grad.clone() for p in optimizers.parameters if p.grad is not None])
+    assert results[0].count == results[1].count > 3
+    assert results[0].loss == pytest.approx(results[1].loss, rel=1e-10)
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-10)
+
+
+def piece(batch: Any, start: int, stop: int) -> Any:
+    """Some rows of a batch, with what belongs to them."""
+    from dataclasses import replace
+
+    before = sum(map(len, batch.document_lengths[:start]))
+    documents = sum(map(len, batch.document_lengths[start:stop]))
+    cut: Callable[[Any], Any] = lambda field: None if field is None else field[start:stop].clone()  # noqa: E731
+    fields = {name: cut(getattr(batch, name)) for name in ("positions", "segments", "labels", "groups", "types")}
+    some = replace(
+        batch,
+        tokens=batch.tokens[start:stop].clone(),
+        source=None if batch.source is None else piece(batch.source, start, stop),
+        layout=None,
+        targets=None if batch.targets is None else batch.targets[before : before + documents],
+        **fields,
+    )
+    return some
