@@ -275,14 +275,8 @@ def test_what_is_said_not_to_be_seen_is_not_seen(tmp_path: Path, change: str) ->
 CLIPPED = {"num_attention_heads": 4}
 FEW = {"kind": "moe", "num_experts": 2, "num_experts_per_tok": 1, "expert": {"kind": "gated", "intermediate_size": 8}}
 BEYOND = {
-    "capacities beyond 1024, or of several layers": (
-        {"ffn": FEW | {"capacity": 1025}},
-        {"ffn": FEW | {"capacity": 1026}},
-    ),
-    "limits that nothing reaches": (
-        {"attention": CLIPPED | {"clip_qkv": 1e7}},
-        {"attention": CLIPPED | {"clip_qkv": 2e7}},
-    ),
+    "capacities beyond 1024, or of several layers": tuple({"ffn": FEW | {"capacity": most}} for most in (1025, 1026)),
+    "limits that nothing reaches": tuple({"attention": CLIPPED | {"clip_qkv": most}} for most in (1e7, 2e7)),
 }
 
 

@@ -72,6 +72,15 @@ def test_one_target_a_document():
         replace(batch, targets=torch.tensor([0, 1]))
 
 
+def test_documents_are_in_the_order_of_their_segments():
+    segments = torch.tensor([[2, 1, 1, 0], [0, 1, 1, 3]])
+    batch = Batch(segments * 7, torch.tensor([[0, 0, 1, 0], [0, 0, 1, 0]]), segments)
+    slots, document = batch.document_slots
+    assert slots.tolist() == [1, 2, 0, 5, 6, 7]
+    assert document.tolist() == [0, 0, 1, 2, 2, 3]
+    assert batch.document_lengths == [{1: 2, 2: 1}, {1: 2, 3: 1}]
+
+
 def test_types_have_one_entry_a_slot(our_checks_only):
     with pytest.raises(ShapeError, match=r"types has shape \(1, 3\), but tokens has \(1, 2\)"):
         replace(Batch.from_rows([[1, 2]]), types=torch.zeros(1, 3, dtype=torch.int64))

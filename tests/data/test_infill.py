@@ -72,6 +72,11 @@ def test_lengths_are_those_of_t5(length, noise, spans) -> None:
     assert batch.shape[1] == 1 + noise + spans + 1
 
 
+def test_spans_are_no_more_than_what_stays() -> None:
+    """27 spans of 1 token could not be kept apart by the 3 that stay."""
+    assert SpanCorruption(SENTINELS, EOS, START, share=0.9, mean_span=1.0).counts(30) == (27, 3)
+
+
 def test_a_worked_case() -> None:
     """Share 0.5, spans of 2: 2 of 4 tokens in one span, which begins at 0, 1 or 2, each as often."""
     batch = corrupt(Batch.from_rows([[5, 6, 7, 8]] * 900), share=0.5, mean_span=2.0)

@@ -2,85 +2,19 @@
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 
+from helpers.brute_force import assert_same, every_sequence, patient_search, says, scripted, table
 from helpers.table_model import PrefixTableModel, SourceTableModel, TableModel
 from pellucid.errors import ConfigError, InputError, LengthError
-from pellucid.generation import BeamParams, GenerationParams, Hypothesis, beam_search, generate_ids
+from pellucid.generation import BeamParams, GenerationParams, beam_search, generate_ids
 
 ALPHAS = [-1.0, 0.0, 0.7, 1.0, 2.0]
 FORMS = ["power", "gnmt"]
 PROMPTS = [[1, 2, 3], [4], [0, 1, 2, 2, 3]]
 SOURCES = [[3], [1, 4, 2, 0], [2, 2]]
-Next = Callable[[list[int]], torch.Tensor]
-Scored = list[tuple[float, tuple[int, ...]]]
-
-
-def table(size: int, seed: int, scale: float = 1.0) -> torch.Tensor:
-    dice = torch.Generator().manual_seed(seed)
-    return scale * torch.randn(size, size, size, generator=dice, dtype=torch.float64)
-
-
-def says(table_VVV: torch.Tensor, *, moved: int = 0) -> Next:
-    """Log-probabilities after a row, read off the table without the model; ``moved`` as its source or prefix says."""
-
-    def after(row: list[int]) -> torch.Tensor:
-        previous = row[-2] if len(row) > 1 else 0
-        return table_VVV[(previous + moved) % len(table_VVV), row[-1]].log_softmax(0)
-
-    return after
-
-
-def penalty(params: BeamParams, new: int) -> float:
-    base = new if params.penalty_form == "power" else (5 + new) / 6
-    return math.exp(params.length_penalty * math.log(base))
-
-
-def every_sequence(after: Next, prompt: list[int], params: BeamParams) -> Scored:
-    """All sequences that end with a stop id or at the greatest length, best score first."""
-    found: Scored = []
-
-    def grow(tokens: tuple[int, ...], total: float) -> None:
-        for token, logprob in enumerate(after([*prompt, *tokens]).tolist()):
-            if token in params.stop_ids and len(tokens) < params.min_new_tokens:
-                continue
-            longer, new = (*tokens, token), len(tokens) + 1
-            if token in params.stop_ids or new == params.max_new_tokens:
-                found.append(((total + logprob) / penalty(params, new), longer))
-            else:
-                grow(longer, total + logprob)
-
-    grow((), 0.0)
-    return sorted(found, reverse=True)
-
-
-def patient_search(after: Next, prompt: list[int], params: BeamParams) -> Scored:
-    """The definition of a beam search, step by step in plain lists, which never stops before the greatest length."""
-    beams: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
-    finished: Scored = []
-    for new in range(1, params.max_new_tokens + 1):
-        grown = [
-            (total + logprob, (*tokens, token))
-            for total, tokens in beams
-            for token, logprob in enumerate(after([*prompt, *tokens]).tolist())
-            if token not in params.stop_ids or new > params.min_new_tokens
-        ]
-        grown.sort(key=lambda pair: -pair[0])
-        last = new == params.max_new_tokens
-        for total, tokens in grown[: params.beams]:
-            if last or tokens[-1] in params.stop_ids:
-                finished.append((total / penalty(params, new), tokens))
-        beams = [pair for pair in grown if pair[1][-1] not in params.stop_ids][: params.beams]
-    return sorted(finished, reverse=True)[: params.n_best]
-
-
-def assert_same(found: Sequence[Hypothesis], expected: Scored) -> None:
-    assert [tuple(hypothesis.tokens) for hypothesis in found] == [tokens for _, tokens in expected]
-    assert [hypothesis.score for hypothesis in found] == pytest.approx([score for score, _ in expected], abs=1e-10)
-
 
 # ----------------------------------------------------------------------------------------------------- exact
 
@@ -124,18 +58,6 @@ def test_few_beams_find_what_a_search_without_early_stopping_finds(alpha: float,
         found = beam_search(TableModel(weights), PROMPTS, params, use_cache=use_cache)
         for row, prompt in zip(found, PROMPTS, strict=True):
             assert_same(row, patient_search(says(weights), prompt, params))
-
-
-def scripted(steps: dict[tuple[int, int], dict[int, float]], size: int, junk: Sequence[int]) -> TableModel:
-    """After ``(previous, current)`` tokens have these log-probabilities; what is left is spread over ``junk``."""
-    weights = torch.full((size, size, size), -math.inf, dtype=torch.float64)
-    weights[..., list(junk)] = -math.log(len(junk))
-    for (previous, current), logprobs in steps.items():
-        rest = 1 - sum(map(math.exp, logprobs.values()))
-        weights[previous, current, list(junk)] = math.log(rest / len(junk))
-        for token, logprob in logprobs.items():
-            weights[previous, current, token] = logprob
-    return TableModel(weights)
 
 
 @pytest.mark.parametrize(
@@ -277,6 +199,23 @@ def test_fewer_sequences_than_asked_for_where_there_are_no_more() -> None:
     weights[0, 1, 0] = 0.0
     (found,) = beam_search(TableModel(weights), [[1]], BeamParams(beams=4, n_best=4, max_new_tokens=2, stop_ids=[2]))
     assert [(hypothesis.tokens, hypothesis.finish_reason) for hypothesis in found] == [([0, 2], "stop"), ([2], "stop")]
+
+
+def test_a_beam_that_nothing_can_follow_is_left_and_the_others_go_on() -> None:
+    weights = torch.full((4, 4, 4), -math.inf, dtype=torch.float64)
+    weights[0, 1, [0, 2]] = torch.tensor([0.0, -1.0], dtype=torch.float64)  # 0 is the better one, and the end
+    weights[1, 2, 3] = 0.0
+    (found,) = beam_search(TableModel(weights), [[1]], BeamParams(beams=2, n_best=2, max_new_tokens=2))
+    assert [hypothesis.tokens for hypothesis in found] == [[2, 3]]
+
+
+def test_nothing_is_run_for_what_could_only_be_equal() -> None:
+    """The sequence that ended first would stay before it anyway."""
+    half = math.log(0.5)
+    model = scripted({(0, 1): {0: half, 2: half - 1e-15}, (1, 2): {3: -1e-15}}, 6, junk=[4, 5])
+    params = BeamParams(beams=2, length_penalty=0.0, max_new_tokens=5, stop_ids=[0])
+    assert beam_search(model, [[1]], params)[0][0].tokens == [0]
+    assert len(model.slots_run) == 1
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

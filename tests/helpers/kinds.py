@@ -112,11 +112,17 @@ DECODERS: dict[str, dict[str, Any]] = {
         },
     },
     "latent with yarn, experts in groups": {
-        "attention": MLA | {"attn_logit_softcapping": 5.0},
+        "attention": MLA | {"attn_logit_softcapping": 5.0, "qk_rope_head_dim": 8},
         "position": {
             "kind": "rope",
-            "theta": 100.0,
-            "scaling": {"kind": "yarn", "factor": 8.0, "original_length": 64, "mscale": 0.7, "mscale_all_dim": 1.2},
+            "scaling": {
+                "kind": "yarn",
+                "factor": 8.0,
+                "original_length": 4096,
+                "mscale": 0.7,
+                "mscale_all_dim": 1.2,
+                "truncate": False,
+            },
         },
         "num_hidden_layers": None,
         "layers": [{"rule": "causal", "ffn": GATED}, "causal"],

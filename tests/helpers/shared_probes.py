@@ -2,6 +2,7 @@
 
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from pellucid.nn.attend import BACKENDS
 
 ROWS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10, 11, 12], [13, 14, 15, 16, 17]]
 LONG = [list(range(1, 10)), list(range(20, 28)), list(range(30, 37))]
-CHUNKS = [[9], [4, 5], [1] * 9, [3, 1, 5], [8, 1]]
+CHUNKS = {"right": [[9], [4, 5], [8, 1]], "left": [[1] * 9, [3, 1, 5], [5, 4]]}
 
 
 @contextmanager
@@ -60,23 +61,22 @@ def may_reach(model, places):
 def p_causal(model):
     """What no layer lets through changes nothing, whatever it is; what one does, changes something."""
     row = ROWS[1]
-    batch = asked(model, [row] * (len(row) + 1))
+    batch = asked(model, [row] * len(row))
     may_TT = may_reach(model, batch.coordinates())[0]
     tokens = batch.tokens.clone()
     for j in range(len(row)):
         tokens[j, j] = (tokens[j, j] + 7) % VOCABULARY
-    out = answer(model, replace(batch, tokens=tokens))
-    x_BTD = model.embed_tokens(batch.tokens)
-    dirty = x_BTD.clone()
+    base, out = answer(model, batch), answer(model, replace(batch, tokens=tokens))
+    dirty = model.embed_tokens(batch.tokens).clone()
     for j in range(len(row)):
         dirty[j, j] = float("nan")
     with embedded(model, batch, dirty):
         with_nan = answer(model, batch)
     for j in range(len(row)):
         hidden = ~may_TT[:, j]
-        same(model, out[j, hidden], out[-1, hidden], f"token {j}")
-        same(model, with_nan[j, hidden], with_nan[-1, hidden], f"NaN at token {j}")
-        assert not torch.equal(out[j, ~hidden], out[-1, ~hidden])
+        same(model, out[j, hidden], base[j, hidden], f"token {j}")
+        same(model, with_nan[j, hidden], base[j, hidden], f"NaN at token {j}")
+        assert not torch.equal(out[j, ~hidden], base[j, ~hidden])
         assert with_nan[j, ~hidden].isnan().any()
 
 
@@ -143,12 +143,12 @@ def p_cache(model):
     by_groups = any(not rule.positional for rule in model.rules)
     expected = [answer(model, asked(model, [row]))[0] for row in LONG]
     crosses, checked = model._crosses(), 0
-    for side in ("right", "left"):
-        for chunks in CHUNKS:
+    for side, ways in CHUNKS.items():
+        for chunks in ways:
             if by_groups and chunks[0] < 4:  # the whole prefix of each row has to be in the first chunk
                 continue
             ends = [sum(chunks[: place + 1]) for place in range(len(chunks))]
-            pairs = [(a - lag, b - lag) for lag in (0, 1, 2) for a, b in zip(ends, ends[1:], strict=False)]
+            pairs = [(a - lag, b - lag) for lag in (0, 1, 2) for a, b in pairwise(ends)]
             if crosses is not None and any(a > 0 and crosses(a, b) for a, b in pairs):
                 with pytest.raises(UnsupportedError, match="turned by other angles"):
                     _through_a_cache(model, chunks, side)
@@ -173,6 +173,8 @@ def _through_a_cache(model, chunks, side):
         parts = [row[done : done + n] for row, done, n in zip(LONG, taken, sizes, strict=True)]
         batch = asked(model, LONG)
         chunk = asked(model, parts, side=side, length=size)
+        if number:  # what comes later is no prefix
+            chunk = replace(chunk, groups=None)
         if isinstance(model, EncoderDecoder):
             chunk = replace(chunk, source=batch.source if number == 0 else None)
         out = answer(model, chunk, cache=cache)
@@ -186,9 +188,8 @@ def _through_a_cache(model, chunks, side):
 def p_pack(model):
     """Packed = a document a row = alone: answers, loss and every gradient; a change in one leaves the others."""
     rows = [[1, 2, 3], [4, 5, 6, 7, 8], [9], [10, 3]]
-    packed, apart = (
-        labelled(model, batch) for batch in (asked(model, rows, packed=True, length=16), asked(model, rows))
-    )
+    packed = labelled(model, asked(model, rows, packed=True, length=16))
+    apart = labelled(model, asked(model, rows))
     singles = [labelled(model, asked(model, [row])) for row in rows]
     base = answer(model, packed).detach()
     for row, places in zip(rows, documents(packed), strict=True):
@@ -238,16 +239,12 @@ def p_batch(model):
 def p_sweep(model):
     """All backends give one answer on every layout, or say that they cannot."""
     probe, able = model.probe(), set()
-    batches = [
-        asked(model, ROWS),
-        asked(model, ROWS, side="left", length=11),
-        asked(model, ROWS, packed=True, length=20),
-    ]
-    for batch in batches:
+    ways = [{}, {"side": "left", "length": 11}, {"packed": True, "length": 20}]
+    for batch in (asked(model, ROWS, **how) for how in ways):
         real = batch.segments != 0
         with probe.kernel("reference"):
             expected = answer(model, batch)[real]
-        for name in BACKENDS[1:] if BACKENDS[0] == "auto" else BACKENDS:
+        for name in BACKENDS:
             with probe.kernel(name):
                 try:
                     got = answer(model, batch)[real]
@@ -255,29 +252,23 @@ def p_sweep(model):
                     continue
             able.add(name)
             assert_agree(got, expected, name)
-        assert_agree(answer(model, batch)[real], expected, "auto")
-    assert "reference" in able
+    assert {"auto", "reference"} <= able
 
 
 def p_modes(model):
     """Training without dropout, with and without checkpointing, eval and inference give the same; so do gradients."""
-    batch = labelled(model, asked(model, ROWS))
-    rows = (
-        labelled(model, asked(model, [*ROWS, ROWS[0][::-1]]))
-        if isinstance(model.config.head, SentenceEmbedding)
-        else batch
-    )
+    batch = labelled(model, asked(model, [*ROWS, ROWS[0][::-1]]))
     expected = answer(model.eval(), batch).detach()
     losses = []
     for checkpointing in (False, True):
         model.train().gradient_checkpointing = checkpointing
         assert torch.equal(answer(model, batch).detach(), expected)
-        losses.append(_learnt(model, [rows]))
+        losses.append(_learnt(model, [batch]))
     model.eval().gradient_checkpointing = False
     assert torch.equal(losses[0][0], losses[1][0])
     assert all(torch.equal(gradient, losses[1][2][name]) for name, gradient in losses[0][2].items())
-    with torch.inference_mode():
-        assert torch.equal(answer(model, batch), expected)
+    with torch.inference_mode():  # a learned bias of scores takes another kernel where gradients are wanted
+        assert_agree(answer(model, batch), expected)
 
 
 @torch.no_grad()

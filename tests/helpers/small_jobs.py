@@ -14,7 +14,7 @@ WORDS = (*ANIMALS, *SKY, *PLANTS)
 LAYERS: dict[str, Any] = {
     "vocab_size": 300,
     "hidden_size": 32,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 1,
     "attention": {"num_attention_heads": 2},
     "ffn": {"kind": "gated", "intermediate_size": 48},
 }

@@ -172,8 +172,8 @@ def alike(config: ModelConfig, change: Change) -> str:
         two = {router["kind"]: router for router in (old, new)}
         if set(two) == {"softmax", "top_k_softmax"} and two["softmax"].get("renormalise", True):
             return "a softmax over all that is renormalised is one over the chosen"
-    elif name in ("mscale", "mscale_all_dim") and part["attention_factor"] is not None:
-        return "an attention_factor comes before mscale"
+    elif name in ("mscale", "mscale_all_dim", "factor") and part.get("attention_factor") is not None:
+        return "" if part["kind"] == "yarn" and name == "factor" else "an attention_factor comes first"
     elif name == "after_positions" and part["kind"] in ("bare_rms_norm", "l2_norm"):
         return "turning changes no length"
     elif name == "norm_placement" and {old, new} == {"parallel", "parallel_two"} and "bare" in stack["norm"]["kind"]:

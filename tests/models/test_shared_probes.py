@@ -13,6 +13,7 @@ from pellucid.data import Batch, objectives
 from pellucid.errors import UnsupportedError
 from pellucid.models import Decoder, EncoderDecoder, ModelConfig
 
+OF_DOCUMENTS = ("sequence_classification", "regression", "sentence_embedding")
 each = pytest.mark.parametrize("words", SPREAD.values(), ids=SPREAD)
 
 

@@ -1,3 +1,18 @@
 """Mutants that change nothing that anyone could see, each with the reason why."""
 
-EQUIVALENT: dict[str, str] = {}
+_EMPTY_PIECE = "a piece of padding without slots takes nothing and gives nothing"
+_SUM = "a NaN or Inf in either sum is one in their difference too, and finite sums have a finite difference"
+_LONGER = "a rule that is plain at a greater length is at a smaller one, and where it is not, the exact length is asked"
+_EQUAL = "tuples are compared by order only where they differ, and None differs only from numbers, told apart before"
+
+EQUIVALENT: dict[str, str] = {
+    "nn/backends/call.py made_finite: k.detach().sum(dtype=torch.float32) + v.detach().sum(dtype=torch.float32)"
+    " -> k.detach().sum(dtype=torch.float32) - v.detach().sum(dtype=torch.float32)": _SUM,
+    "nn/backends/ragged.py _pieces: start > done -> start >= done": _EMPTY_PIECE,
+    "nn/backends/ragged.py _pieces: done < layout.rows * layout.slots"
+    " -> done <= layout.rows * layout.slots": _EMPTY_PIECE,
+    "nn/backends/sdpa.py _shortcut: key.slots - 1 -> key.slots + 1": _LONGER,
+    "nn/backends/sdpa.py _shortcut: is_plain_causal(rule, length) or is_plain_causal(rule, key.slots)"
+    " -> is_plain_causal(rule, key.slots)": _LONGER,
+    "visibility/rules.py All.reach: r[0] or 0 -> r[0]": _EQUAL,
+}

@@ -30,14 +30,14 @@ _LATE = "-Wignore::pytest.PytestAssertRewriteWarning"  # what is loaded before p
 _PROBES = "models/test_shared_probes.py"
 _TESTS = {
     "visibility/": ["visibility"],
-    "nn/attend": ["nn/test_attend.py", "nn/test_backends.py"],
+    "nn/attend": ["nn/test_backends.py", "nn/test_attend.py"],
     "nn/attention": ["nn/test_attention.py", "nn/test_cross.py"],
-    "nn/backends": ["nn/test_attend.py", "nn/test_backends.py"],
-    "nn/cache": ["nn/test_cache*.py", "nn/test_cross.py", "nn/test_positions_places.py"],
+    "nn/backends": ["nn/test_backends.py", "nn/test_attend.py"],
+    "nn/cache": ["nn/test_cache_places.py", "nn/test_cache.py", "nn/test_cross.py", "nn/test_positions_places.py"],
     "nn/embed": ["nn/test_parts.py", _PROBES],
     "nn/losses": ["nn/test_losses.py"],
     "nn/positions/": ["nn/test_positions*.py"],
-    "nn/runs": ["nn/test_cache*.py", "nn/test_cross.py"],
+    "nn/runs": ["nn/test_cache_places.py", "nn/test_cache.py", "nn/test_cross.py"],
     "data/objectives": ["data/test_objectives*.py"],
     "models/model": [_PROBES, "nn/test_parts.py", "models/test_heads.py"],
 }

@@ -8,7 +8,7 @@ import torch
 from pellucid.errors import ShapeError, UnsupportedError
 from pellucid.nn.attend import attend, choose
 from pellucid.nn.backends import ragged, sdpa
-from pellucid.nn.backends.call import Call
+from pellucid.nn.backends.call import Call, made_finite
 from pellucid.visibility import (
     Coordinates,
     Layout,
@@ -230,6 +230,20 @@ def test_no_number_is_asked_of_the_device(backend):
     assert places.layout is None
     out = attend(q, k, k, rule=causal() & window(2), queries=places, keys=places, backend=backend)
     assert (out.device.type, out.shape) == ("meta", q.shape)
+
+
+def test_finite_tensors_are_left_alone_and_a_compiler_is_asked_no_number(monkeypatch):
+    k, v = torch.randn(2, 1, 3, 2, 4)
+    got = made_finite(k, v)
+    assert got[0] is k
+    assert got[1] is v
+    assert got[2] is None
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.compiler, "is_compiling", lambda: True)
+        patch.setattr(torch.Tensor, "__bool__", lambda _: pytest.fail("a number was asked for"))
+        *same, bad = made_finite(k, v)
+    assert torch.equal(torch.stack(same), torch.stack([k, v]))
+    assert bad.tolist() == [[False] * 3]
 
 
 # --- what is not finite --------------------------------------------------------------------------------------------

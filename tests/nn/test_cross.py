@@ -19,6 +19,7 @@ from pellucid.nn.block import (
     PreNormBlock,
     SandwichBlock,
 )
+from pellucid.nn.cache import LayerCache
 from pellucid.visibility import Coordinates, causal, window
 
 D, M, N, K, H = 12, 10, 4, 2, 6
@@ -246,6 +247,10 @@ def test_a_cache_tells_what_its_memory_is():
     run(blocks, x, Coordinates.range(2, 2), cache, memory)
     with pytest.raises(UnsupportedError, match="holds 2 slots, whose tokens have read another memory"):
         cache.remember(memory.places)
+    cache.crop(0)
+    cache.remember(memory.places)
+    with pytest.raises(InputError, match="no cache holds their keys and values"):  # not those of the memory before
+        run(blocks, x, Coordinates.range(2, 2), cache)
 
 
 def test_a_pass_that_failed_leaves_nothing_of_its_memory():
@@ -258,6 +263,15 @@ def test_a_pass_that_failed_leaves_nothing_of_its_memory():
     hook.remove()
     got = run(blocks, x, Coordinates.range(2, 2), cache, memory)
     torch.testing.assert_close(got, run(blocks, x, Coordinates.range(2, 2), memory=memory))
+
+
+def test_states_that_are_given_count_whatever_a_cache_holds():
+    part, x, places, kept = make(), stream(), Coordinates.range(2, 2), LayerCache(())
+    part(x, places, whole_memory(), kept)
+    memory = whole_memory()
+    expected = part(x, places, memory)
+    assert torch.equal(part(x, places, memory, kept), expected)
+    assert torch.equal(part(x, places, Memory(None, memory.places), kept), expected)
 
 
 def test_gradients_reach_the_memory_at_the_first_pass_and_stop_there():
@@ -343,6 +357,19 @@ def test_blocks_read_between_their_halves(kind):
     torch.testing.assert_close(made(x, places, places, memory=memory), expected, atol=1e-12, rtol=0)
     names = [name.split(".")[0] for name in made.state_dict()]
     assert names.index("attention") < names.index("cross_norm") < names.index("cross_attention") < names.index("ffn")
+
+
+@pytest.mark.parametrize("kind", CROSSED)
+def test_dropout_and_multipliers_reach_the_branch_of_the_memory(kind):
+    """Where the other branches give nothing."""
+    made, x, memory, places = block(kind), stream(), whole_memory(), Coordinates.range(2, 2)
+    with torch.no_grad():
+        made.attention.o_proj.weight.zero_()
+        made.ffn.down_proj.weight.zero_()
+    plain = made(x, places, places, memory=memory)
+    made.residual_dropout = nn.Dropout(0.5)
+    made.train()
+    assert not torch.equal(made(x, places, places, memory=memory), plain)
 
 
 @pytest.mark.parametrize("kind", CROSSED)

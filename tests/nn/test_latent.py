@@ -167,6 +167,9 @@ def test_auto_absorbs_where_few_queries_meet_many_latents(absorbed, expected):
         run(blocks, stream(1, length), Coordinates.range(length), cache)
         counts.append(len(calls))
     assert counts == expected
+    calls.clear()
+    run(blocks, stream(1, 1), Coordinates.range(1))
+    assert len(calls) == (absorbed is not True), "without a cache auto is the explicit form"
 
 
 @pytest.mark.parametrize("absorbed", [False, True])

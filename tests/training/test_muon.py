@@ -75,3 +75,18 @@ def test_a_gradient_of_zero_changes_nothing() -> None:
     parameter.grad = torch.zeros(3, 3)
     Muon([parameter], lr=0.1, weight_decay=0.0).step()
     assert (parameter == 1).all()
+
+
+def test_a_stack_is_as_many_matrices() -> None:
+    """Experts ``[E, M, N]``: each changed as if it were a parameter of its own."""
+    stack, other = nn.Parameter(random(3, 6, 4).float()), nn.Parameter(random(2, 2, seed=5).float())
+    apart = [nn.Parameter(matrix.clone()) for matrix in stack.detach()]
+    together, single = Muon([stack, other], lr=0.1, weight_decay=0.3), Muon(apart, lr=0.1, weight_decay=0.3)
+    for step in range(3):
+        stack.grad = random(3, 6, 4, seed=step).float()
+        for number, matrix in enumerate(apart):
+            matrix.grad = stack.grad[number].clone()
+        together.step()
+        single.step()
+    torch.testing.assert_close(stack.detach(), torch.stack([matrix.detach() for matrix in apart]))
+    assert together.state[stack]["momentum_buffer"].shape == (3, 6, 4)

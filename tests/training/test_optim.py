@@ -133,3 +133,49 @@ def test_a_state_that_does_not_fit_is_refused() -> None:
         optimizers.load_state_tensors({k.replace("adamw/", "muon/"): v for k, v in good.items()})
     with pytest.raises(CheckpointError, match=rf"{key}' has shape \(7,\) but the parameter \(8,\)"):
         optimizers.load_state_tensors(good | {key: torch.zeros(7)})
+
+
+EXPERTS: dict[str, Any] = {
+    "kind": "moe",
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "expert": {"kind": "dense", "intermediate_size": 6, "bias": True},
+    "router": {"kind": "softmax", "bias": True},
+}
+
+
+def test_roles_of_parts_that_are_neither_plain_matrices_nor_vectors() -> None:
+    """Biases of stacked experts, norms of heads, tables of relative biases and sinks do not decay; experts do."""
+    model = tiny(
+        family="encoder_decoder",
+        ffn=EXPERTS,
+        position={"kind": "relative_bias"},
+        attention={"num_attention_heads": 2, "attention_sinks": True},
+    )
+    found = roles(model)
+    inside = [name for name in found if name.startswith(("layers.", "encoder.layers."))]
+    assert {found[name] for name in inside if name.endswith("_bias") or name.endswith("sinks")} == {"vector"}
+    assert {found[name] for name in inside if name.endswith(("experts.up_proj", "experts.down_proj"))} == {"matrix"}
+    assert {found[name] for name in inside if name.endswith("router.weight")} == {"head"}
+    assert {found[name] for name in inside if name.endswith(("q_proj.weight", "o_proj.weight"))} == {"matrix"}
+    tables = {name for name, role in found.items() if role == "embedding"}
+    assert tables == {"embed_tokens.weight", "position_biases.0.weight", "encoder.position_biases.0.weight"}
+    assert sum("encoder.layers" in name for name in inside) > 5
+    heads = roles(tiny(attention={"num_attention_heads": 2, "qk_norm": {"kind": "head_layer_norm"}}))
+    assert {role for name, role in heads.items() if name.endswith(("q_norm.weight", "k_norm.weight"))} == {"vector"}
+
+
+@pytest.mark.parametrize("config", [AdamW(), Muon()], ids=["adamw", "muon"])
+def test_what_is_shared_is_changed_once(config: AdamW | Muon) -> None:
+    """Layers that share weights, a table for both stacks, stacks of experts: each parameter in one group."""
+    model = tiny(
+        family="encoder_decoder",
+        ffn=EXPERTS,
+        layers=["causal()", {"rule": "causal()", "same_as": 0}],
+        num_hidden_layers=2,
+    )
+    optimizers = make_optimizers(model, config)
+    listed = [id(p) for part in optimizers.parts.values() for group in part.param_groups for p in group["params"]]
+    assert len(listed) == len(set(listed)) == len(list(model.parameters()))
+    assert model.layers[0] is model.layers[1]
+    assert model.encoder.embed_tokens is model.embed_tokens

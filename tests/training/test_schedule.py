@@ -66,3 +66,22 @@ def test_every_rate_is_positive_and_none_above_the_peak() -> None:
             found = [multiplier(Schedule(shape=shape, warmup_steps=warmup), Steps(steps=20), s, 0.0) for s in range(20)]
             assert all(0 < rate <= 1 and math.isfinite(rate) for rate in found)
             assert max(found) == 1
+
+
+def test_inverse_square_root_peaks_at_the_end_of_the_warm_up() -> None:
+    """Vaswani et al. 2017 §5.3: min(step^-½, step · warm-up^-1.5), as a multiple of its highest value."""
+    found = rates(Schedule(shape="inverse_sqrt", warmup_steps=4), 100)
+    formula = [min(n**-0.5, n * 4**-1.5) / 4**-0.5 for n in range(1, 101)]
+    assert found == [round(value, 6) for value in formula]
+    assert found[3] == max(found) == 1.0
+    assert found[15] == 0.5
+    assert rates(Schedule(shape="inverse_sqrt", warmup_share=0.04), 100) == found
+    assert multiplier(Schedule(shape="inverse_sqrt", warmup_steps=4), Minutes(minutes=9), 15, 1.0) == 0.5
+
+
+def test_inverse_square_root_by_the_clock_without_a_warm_up_and_with_a_floor() -> None:
+    by_clock = Schedule(shape="inverse_sqrt", warmup_share=0.1)
+    at = [multiplier(by_clock, Minutes(minutes=10), step, minutes) for step, minutes in enumerate([0.5, 1.0, 4.0])]
+    assert at == pytest.approx([0.5, 1.0, 0.5])
+    assert rates(Schedule(shape="inverse_sqrt"), 4) == [1.0, round(2**-0.5, 6), round(3**-0.5, 6), 0.5]
+    assert rates(Schedule(shape="inverse_sqrt", floor=0.6), 5)[3:] == [0.6, 0.6]

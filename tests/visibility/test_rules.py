@@ -105,6 +105,7 @@ def test_groups():
     assert spans[1, 2]
     assert spans[4, 5]
     assert not spans[0, 1]
+    assert not spans[0, 3]  # to be of no group is no group
     assert not spans[2, 4]
     image = torch.tensor([[1, 1, 0, 0, 0, 0]])
     tokens = Coordinates(torch.arange(6)[None], torch.ones(1, 6, dtype=torch.long), image)
@@ -192,6 +193,30 @@ def test_edges_reach_ahead_settled_hold(tree, length):
     assert is_everything(rule, length) == (len(pairs) == length**2)
 
 
+LEAVES = [("causal",), ("everything",)] + [
+    (name, n) for name in ("window", "prefix", "chunk", "sinks", "lookahead") for n in (1, 2, 3, 7)
+]
+
+
+@pytest.mark.parametrize("leaf", LEAVES, ids=str)
+def test_each_rule_alone_is_its_words_pair_by_pair(leaf):
+    """All pairs of 16 positions, its edges at every length, and bounds that are no wider than what is seen."""
+    rule, length = rule_of(leaf), 16
+    assert matrix(rule, length) == [[int(sees(leaf, q, k)) for k in range(length)] for q in range(length)]
+    for n in range(length):
+        assert rule.edges(n) == sum(sees(leaf, q, k) for q in range(n) for k in range(n))
+    pairs = [(q, k) for q in range(length) for k in range(length) if sees(leaf, q, k)]
+    back, first = rule.reach
+    assert first == max((k + 1 for q, k in pairs if back is not None and q - k > back), default=0)
+    assert back in (None, max((q - k for q, k in pairs if k >= first), default=0))
+    assert rule.ahead in (None, max(k - q for q, k in pairs))
+
+
+def test_without_groups_nobody_belongs():
+    assert prefix().edges(4) == blocks().edges(4) == 0
+    assert (causal() | prefix()).edges(4) == 10
+
+
 @given(trees)
 def test_text_is_read_back(tree):
     rule = rule_of(tree)
@@ -212,7 +237,8 @@ def test_reach_composes():
     assert (prefix().reach, prefix().ahead, prefix().settled) == ((None, 0), None, None)
     assert (causal() & prefix(3)).reach == (0, 3)
     assert (window(4) | sinks(2)).reach == (3, 2)
-    assert (prefix(3) & sinks(2)).reach == (0, 2)
+    assert (prefix(3) & sinks(2)).reach == (sinks(2) & prefix(3)).reach == (0, 2)
+    assert (window(4) & window(2)).reach == (window(2) & window(4)).reach == (1, 0)
     assert (causal() | everything()).ahead is None
     assert (lookahead(2) | chunk(5)).ahead == 4
     assert (lookahead(2) & chunk(5)).ahead == 2

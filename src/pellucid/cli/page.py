@@ -125,13 +125,14 @@ def _verdicts(report: AuditReport) -> list[Section]:
 def _facts(run: Any) -> Table:
     from pellucid.records import Table
 
-    what = "text" if run.measure == "bits per byte" else "documents"
+    by_bytes = run.measure == "bits per byte"
+    what, of = ("text", " (nats a token)") if by_bytes else ("documents", "")
     facts: dict[str, Cell] = {
         "state": run.state if run.problem is None else f"{run.state}: {run.problem}",
         "steps": run.steps,
-        "tokens learnt from": run.tokens,
+        "tokens learnt from" if by_bytes else "predictions learnt from": run.tokens,
         "parameters": run.parameters,
-        "training loss of the last step (nats a token)": run.loss,
+        f"training loss of the last step{of}": run.loss,
         f"{run.measure} of all held-out {what}": run.final,
         f"best {run.measure} on the way": run.best,
         **_figures(run),

@@ -135,9 +135,9 @@ class _Search:
 
 
 def _log_probabilities(logits_RV: Tensor) -> Tensor:
-    """In float64. What can never come stays minus infinity, and no rounding makes one positive."""
+    """In float64, never positive. A row that nothing can follow is minus infinity throughout, not NaN."""
     logits_RV = checked(logits_RV)
-    return logits_RV.log_softmax(1).clamp(max=0).masked_fill(logits_RV == -torch.inf, -torch.inf)
+    return logits_RV.log_softmax(1).masked_fill(logits_RV == -torch.inf, -torch.inf)
 
 
 def _without(values_KV: Tensor, tokens: list[int]) -> Tensor:

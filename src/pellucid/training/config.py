@@ -21,6 +21,7 @@ Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 Source = str | tuple[str, ...]
 Momentum = Annotated[float, Field(ge=0, lt=1)]
+_BYTES = 259
 
 
 class DataConfig(Config):
@@ -37,7 +38,7 @@ class DataConfig(Config):
     """Validation documents of their own; ``source`` is then used for training as a whole."""
     tokenizer: str | None = None
     """A ``tokenizer.json`` to use; left out, one is trained on the training documents."""
-    vocab_size: Annotated[int, Field(ge=259)] | None = None
+    vocab_size: Annotated[int, Field(ge=3)] | None = None
     """Tokens of a tokenizer that is trained; left out, the model's vocabulary."""
     tokenizer_kind: Literal["bpe", "wordpiece", "unigram"] = "bpe"
     """What is trained where no ``tokenizer`` is named. It gets the special tokens that the objective needs."""
@@ -45,6 +46,15 @@ class DataConfig(Config):
     """Tokens in a row. Examples are cut to that."""
     source_length: Annotated[int, Field(ge=1)] | None = None
     """Tokens in a row of what an encoder reads; left out, ``length``."""
+
+    @model_validator(mode="after")
+    def _bytes_fit(self) -> DataConfig:
+        if self.vocab_size is not None and self.vocab_size < _BYTES and self.tokenizer_kind != "wordpiece":
+            raise ValueError(
+                f"vocab_size is {self.vocab_size}, but tokenizer_kind {self.tokenizer_kind!r} needs {_BYTES} or more: "
+                "256 bytes and three special tokens"
+            )
+        return self
 
 
 class AdamW(Config):

@@ -57,7 +57,7 @@ def _look(run: Run, bench: Bench, request: Request, visible_TT: Tensor, hidden_T
     for key in (visible_TT | hidden_TT).any(0).nonzero()[:, 0].tolist():
         after = request.with_token(0, key, bench.other(int(request.tokens[0, key])))
         sizes_TT[:, key] = moved(before, run.logits(after))[0]
-    limit = (1e-12 if run.dtype == torch.float64 else run.rounding / 100) * scale_of(before)
+    limit = (1e-12 if run.dtype == torch.float64 else run.rounding / 10) * scale_of(before)
     wrong = (torch.where(hidden_TT, sizes_TT, 0.0) > limit).nonzero().tolist()
     first = (wrong[0][0], wrong[0][1]) if wrong else None
     return _Seen(_largest(sizes_TT, visible_TT), _largest(sizes_TT, hidden_TT), limit, first)
