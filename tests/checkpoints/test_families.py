@@ -32,7 +32,10 @@ def answer_of(model: Model, probe: Probe) -> torch.Tensor:
     return model(probe.batch()).logits
 
 
-@pytest.mark.parametrize("kind", EVERY_KIND)
+SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in EVERY_KIND if kind not in SPREAD]
+
+
+@pytest.mark.parametrize("kind", [*SPREAD, *SLOW])
 def test_what_is_loaded_is_what_was_saved(tmp_path: Path, kind: str) -> None:
     model = model_of(kind)
     save(tmp_path / "a", model)
@@ -40,23 +43,20 @@ def test_what_is_loaded_is_what_was_saved(tmp_path: Path, kind: str) -> None:
     assert type(found.model) is type(model)
     assert found.model.config == model.config
     assert found.report.complete
-    plain = probes_of(config_of(kind))["plain"]
-    assert torch.equal(answer_of(found.model, plain), answer_of(model, plain))
-    assert {name: tensor.dtype for name, tensor in found.model.state_dict().items()} == {
-        name: tensor.dtype for name, tensor in model.state_dict().items()
-    }
-
-
-SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in EVERY_KIND if kind not in SPREAD]
+    was, now = model.state_dict(), found.model.state_dict()
+    assert list(was) == list(now)
+    assert all(was[name].dtype == now[name].dtype and torch.equal(was[name], now[name]) for name in was)
+    plain = probes_of(config_of(kind))["plain"]  # of equal bits at other addresses, sums may be rounded otherwise
+    assert torch.allclose(answer_of(found.model, plain), answer_of(model, plain), atol=1e-6)
+    assert verify(tmp_path / "a").passed
 
 
 @pytest.mark.parametrize("kind", [*SPREAD, *SLOW])
-def test_every_kind_verifies_also_in_a_narrow_type(tmp_path: Path, kind: str) -> None:
-    for name, dtype in (("a", torch.float32), ("b", torch.bfloat16)):
-        save(tmp_path / name, model_of(kind, dtype=dtype))
-        found = verify(tmp_path / name)
-        assert found.passed
-        assert max(d.size / d.allowed for d in found.differences if d.allowed) < 0.2
+def test_every_kind_verifies_in_a_narrow_type(tmp_path: Path, kind: str) -> None:
+    save(tmp_path / "a", model_of(kind, dtype=torch.bfloat16))
+    found = verify(tmp_path / "a")
+    assert found.passed
+    assert max(d.size / d.allowed for d in found.differences if d.allowed) < 0.2
 
 
 @pytest.mark.parametrize("kind", SPREAD)
@@ -135,11 +135,11 @@ def test_three_tables_are_one_and_a_layer_can_be_two(tmp_path: Path) -> None:
 
 
 def test_many_layers_of_one_have_fewer_tensors_than_layers(tmp_path: Path) -> None:
-    layers = ["causal", *({"rule": "causal", "same_as": 0} for _ in range(39))]
+    layers = ["causal", *({"rule": "causal", "same_as": 0} for _ in range(19))]
     model = model_of("decoder: one layer twice, factorised", layers=layers)
     save(tmp_path / "a", model)
     found = load(tmp_path / "a")
-    assert len(found.contract.tensors) < 40 == len(found.model.layers)
+    assert len(found.contract.tensors) < 20 == len(found.model.layers)
 
 
 def test_routers_stay_wide_in_a_narrow_model(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_show_says_what_a_checkpoint_is(good: Path, capsys: Captured) -> None:
     assert found["layers"] == "1 × causal() & window(4), 2 × causal()"
     assert found["heads"] == "4 of 4, 2 for keys and values"
     assert found["positions"] == "rope (theta 10000.0, pairing half)"
-    assert found["head"] == "tied to the embedding"
+    assert found["head"] == "language_model, tied to the embedding"
     assert found["text"] == "no tokenizer"
     assert found["witness"] == "plain, padded, packed, continued, far, training"
     row = next(line for line in lines if line.startswith("layers.2.attention.k_proj.weight")).split()
@@ -80,7 +80,7 @@ def test_show_prints_the_whole_contract(tmp_path: Path, capsys: Captured) -> Non
     out = capsys.readouterr().out
     contract = load(tmp_path / "a").contract
     data = contract.model_dump(mode="json")
-    start, end = (out.index(mark) for mark in ("schema_version: 3", "\ntensors\n"))
+    start, end = (out.index(mark) for mark in ("schema_version: 4", "\ntensors\n"))
     told = yaml.safe_load(out[start:end])
     assert set(told) == set(data) - {"tensors"}
     for name in ("positions_after_cache", "text", "tied", "digests"):
@@ -93,6 +93,37 @@ def test_show_prints_the_whole_contract(tmp_path: Path, capsys: Captured) -> Non
     assert told["witness"]["plain"].startswith("1 × 8 tokens, 3 slots, loss ")
     assert told["witness"]["chat question"].endswith(" ids")
     assert all(f"\n{name} " in out[end:] for name in [*contract.tensors, *contract.tied])
+
+
+def test_show_speaks_of_every_family_and_part(tmp_path: Path, capsys: Captured) -> None:
+    """Every row of the table, of models that have no one size of head and no single stack."""
+    both = {
+        "family": "encoder_decoder",
+        "position": {"kind": "rope", "scaling": {"kind": "linear", "factor": 2.0}},
+        "layers": ["causal", {"rule": "causal", "position": {"kind": "none"}}],
+    }
+    latent = {
+        "attention": {
+            "kind": "latent", "num_attention_heads": 2, "kv_lora_rank": 8, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4,
+            "v_head_dim": 6,
+        },
+        "ffn": {"kind": "moe", "num_experts": 4, "num_experts_per_tok": 2, "expert": CONFIG["ffn"]},
+        "head": {"kind": "regression"},
+    }  # fmt: skip
+    told = {}
+    for name, words in (("both", both), ("latent", latent)):
+        save(tmp_path / name, build(ModelConfig.from_mapping(CONFIG | words), seed=1))
+        assert main(["show", str(tmp_path / name)]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        told[name] = {line.split("  ")[0]: line.split("  ", 1)[1].strip() for line in lines if "  " in line}
+    assert told["both"]["family"] == "encoder_decoder"
+    assert told["both"]["layers"] == "1 × causal(), 1 × causal() (position none)"
+    assert told["both"]["encoder's layers"] == "2 × everything()"
+    assert told["both"]["encoder's positions"] == "rope (theta 10000.0, pairing half, scaling linear (factor 2.0))"
+    assert told["both"]["reads the encoder"] == "4 of 4, 2 for keys and values"
+    assert told["latent"]["heads"] == "2 of 8 (4 turned), values of 6, from latents of 8"
+    assert told["latent"]["size"] == "16, 2 of 4 experts by softmax, each gated ffn 24 (silu)"
+    assert told["latent"]["head"].startswith("regression (num_outputs 1, pooling last")
 
 
 def test_show_as_json_leaves_nothing_out(good: Path, capsys: Captured) -> None:

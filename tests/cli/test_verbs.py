@@ -262,6 +262,27 @@ def test_draw_a_rule_a_config_and_a_checkpoint(checkpoint: Path, tmp_path: Path,
         assert printed["panels"][-1]["visible_pairs"] == 6 + 3
 
 
+def test_draw_an_encoder_a_decoder_and_what_one_reads_of_the_other(tmp_path: Path, capsys: Captured) -> None:
+    """L22: the flow of each family."""
+    words = (
+        "  vocab_size: 9\n  hidden_size: 8\n  num_hidden_layers: 2\n"
+        "  attention: {num_attention_heads: 2}\n  ffn: {kind: dense, intermediate_size: 8}\n"
+    )
+    found = {}
+    for family in ("encoder", "decoder", "encoder_decoder"):
+        config = tmp_path / f"{family}.yaml"
+        config.write_text(f"model:\n  family: {family}\n{words}")
+        assert main(["draw", str(config), "-o", str(tmp_path / "m.svg"), "--documents", "3,2", "--json"]) == 0
+        panels = json.loads(capsys.readouterr().out)["panels"]
+        found[family] = [(panel["part"], panel["layers"], panel["visible_pairs"]) for panel in panels]
+    assert found["encoder"] == [("encoder", [0, 1], 13)]
+    assert found["decoder"] == [("decoder", [0, 1], 9)]
+    assert found["encoder_decoder"] == [("encoder", [0, 1], 13), ("decoder", [0, 1], 9), ("cross", [0, 1], 13)]
+    drawn = (tmp_path / "m.svg").read_text()
+    for word in ("encoder layers 0–1", "decoder layers 0–1", "decoder to encoder, layers 0–1", "token of the source"):
+        assert word in drawn
+
+
 def test_draw_a_png(tmp_path: Path) -> None:
     assert main(["draw", "causal | blocks", "--length", "4", "--groups", "0,1,1,0", "-o", str(tmp_path / "m.png")]) == 0
     assert (tmp_path / "m.png").read_bytes().startswith(b"\x89PNG")

@@ -51,7 +51,7 @@ def moe(**more: Any) -> dict[str, Any]:
 
 
 def layers(*each: Any) -> dict[str, Any]:
-    return {"num_hidden_layers": None, "layers": list(each)}
+    return {"layers": list(each)}
 
 
 SPREAD: dict[str, dict[str, Any]] = {
@@ -126,7 +126,7 @@ SPREAD: dict[str, dict[str, Any]] = {
     "latent without a query latent": {"attention": {**LATENT, "q_lora_rank": None}, "norm": {"kind": "bare_rms_norm"}},
     "dynamic ntk": {"position": scaled("dynamic_ntk", factor=2.0, original_length=6)},
     "longrope": {
-        "position": scaled("longrope", short=[1.0] * 4, long=[1.0, 2.0, 3.0, 4.0], original_length=6, factor=4.0)
+        "position": scaled("longrope", short=[1.0] * 4, long=[1.0, 2.0, 3.0, 4.0], original_length=5, factor=4.0)
     },
     "proportional": {"position": scaled("proportional", share=0.5), "residual_dtype": "float32"},
     "relative biases of each layer": {"position": {**BUCKETS, "shared": False}},
@@ -179,7 +179,8 @@ SPREAD: dict[str, dict[str, Any]] = {
 
 
 def spread_config(words: dict[str, Any]) -> ModelConfig:
-    return ModelConfig(**{key: value for key, value in {**BASE, **words}.items() if value is not None})
+    said = {**BASE, **words} | ({"num_hidden_layers": None} if "layers" in words else {})
+    return ModelConfig(**{key: value for key, value in said.items() if value is not None})
 
 
 def spread_model(words: dict[str, Any], dtype: torch.dtype = torch.float64) -> Model:

@@ -147,3 +147,14 @@ def test_without_matplotlib_the_error_names_the_extra(monkeypatch: pytest.Monkey
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UnsupportedError, match=r"pip install 'pellucid\[report\]'"):
         mask_png(mask_panels([causal()]))
+
+
+def test_what_is_read_of_a_source_is_neither_past_nor_ahead() -> None:
+    """L22: a decoder's tokens and its encoder's have no order between them."""
+    panels = mask_panels([everything()] * 2, documents=[3, 2], part="cross")
+    assert panels[0].heading == "decoder to encoder, layers 0–1"
+    assert {panels[0].kind(query, key) for query in range(5) for key in range(5)} == {"source"}
+    drawn = mask_figure(panels).svg
+    assert "token of the source →" in drawn
+    assert COLOURS["source"] in drawn
+    assert COLOURS["past"] not in drawn

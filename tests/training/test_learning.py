@@ -31,6 +31,7 @@ def learnt(words: dict[str, Any], folder: Path, steps: int, **changes: Any) -> t
     config, parts = parts_of(words, folder, **changes)
     assert parts.judged is not None
     before = parts.judged.validate(parts.model, final=False)
+    assert parts.judged.validate(parts.model, final=False) == before, "the same rows, and the same dice"
     parts.model.train()
     for step in range(steps):
         parts.optimizers.set_rate(multiplier(config.schedule, config.budget, step, 0.0))

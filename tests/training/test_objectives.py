@@ -151,6 +151,15 @@ def test_the_tokenizer_gets_what_the_objective_needs(tmp_path: Path) -> None:
     assert parts.loader.objective.begins_word is not None
 
 
+def test_labels_are_smoothed_in_training_alone(tmp_path: Path) -> None:
+    words = job("classification", tmp_path / "data")
+    plain, smoothed = (prepared(words, tmp_path, label_smoothing=part) for part in (0.0, 0.5))
+    batch = plain.loader.batch(0)
+    assert smoothed.judged.validate(smoothed.model, final=True) == plain.judged.validate(plain.model, final=True)
+    losses = [float(parts.model.train()(batch, want="loss").loss.total.detach()) for parts in (plain, smoothed)]
+    assert losses[0] != losses[1]
+
+
 def test_examples_that_are_cut_are_told(tmp_path: Path) -> None:
     told: list[str] = []
     words = job("classification", tmp_path / "data")

@@ -22,6 +22,21 @@ def test_three_conventions_one_meaning():
         assert through(rule).equal(expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8])
+def test_whole_numbers_say_the_same(dtype):
+    assert through(from_visible(CAUSAL.to(dtype))).equal(through(causal()))
+    assert through(from_hidden((~CAUSAL).to(dtype))).equal(through(causal()))
+    for make in (from_visible, from_hidden):
+        with pytest.raises(ShapeError, match="takes 0 and 1, but the mask holds 7"):
+            make(CAUSAL.to(dtype) * 7)
+
+
+def test_one_row_for_all_queries():
+    """[B, 1, S]: three dimensions are rows, queries and keys, also where there is one query for all."""
+    seen = torch.tensor([[[True, False, True, True]], [[False, True, True, False]]])
+    assert through(from_visible(seen), rows=2)[:, 0].equal(seen.expand(2, 4, 4))
+
+
 def test_they_combine_with_rules():
     padding = torch.tensor([[True, True, True, False]])
     rule = from_visible(padding, padding=True) & causal()

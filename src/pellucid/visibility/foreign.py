@@ -82,7 +82,7 @@ def from_hidden(mask: Tensor, *, padding: bool = False) -> Rule:
     """``True`` (or 1) means hidden. Shapes as in :func:`from_visible`."""
     if mask.dtype.is_floating_point:
         raise ShapeError(f"from_hidden takes a boolean mask, not {mask.dtype}; use from_additive for numbers to add")
-    if mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
+    if not bool(((mask == 0) | (mask == 1)).all()):
         raise ShapeError(f"from_hidden takes 0 and 1, but the mask holds {int(mask.max())}")
     return from_visible(mask == 0, padding=padding)
 
