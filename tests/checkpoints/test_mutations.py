@@ -82,9 +82,7 @@ def judged(config: ModelConfig, folder: Path, other: ModelConfig) -> str:
         (folder / CONTRACT).write_text(before)
 
 
-ALONE = {
-    *(f"{stack}.dropout" for stack in ("Stack", "ModelConfig")), "ModelConfig.encoder", "ModelConfig.cross_attention",
-}  # fmt: skip
+ALONE = {"Stack.dropout", "ModelConfig.dropout"}
 """Parts of one kind that cannot be left out: their fields say it all."""
 
 

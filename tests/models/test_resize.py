@@ -110,5 +110,16 @@ def test_a_resized_model_is_a_whole_checkpoint(tmp_path: Any, kind: str) -> None
 def test_a_size_that_is_none_is_refused(size: Any) -> None:
     with pytest.raises(InputError, match="vocab_size"):
         resized(tiny_model(), size)
-    with pytest.raises(InputError, match="resized takes a Decoder, not a Linear"):
+    with pytest.raises(InputError, match="resized takes a model, not a Linear"):
         resized(nn.Linear(2, 2), 5)  # type: ignore[arg-type]
+
+
+def test_an_encoder_decoder_keeps_one_table_and_a_classifier_has_no_logits_to_widen() -> None:
+    both = tiny_model(family="encoder_decoder", dtype=torch.float32)
+    found = resized(both, 57)
+    assert found.encoder.embed_tokens is found.embed_tokens
+    assert found.lm_head.weight is found.embed_tokens.weight
+    assert found.embed_tokens.weight.shape[0] == 57
+    head = {"kind": "sequence_classification", "num_labels": 3}
+    classifier = tiny_model(family="encoder", head=head, dtype=torch.float32)
+    assert torch.equal(resized(classifier, 57)(BATCH).logits, classifier(BATCH).logits)

@@ -18,7 +18,9 @@ def test_three_conventions_one_meaning():
     additive = torch.zeros(4, 4).masked_fill(~CAUSAL, float("-inf"))
     lowest = torch.zeros(4, 4).masked_fill(~CAUSAL, torch.finfo(torch.float16).min)
     expected = through(causal())
-    for rule in (from_visible(CAUSAL), from_hidden(~CAUSAL), from_additive(additive), from_additive(lowest)):
+    early = torch.zeros(4, 4).masked_fill(~CAUSAL, -1e4)  # what BERT added
+    masks = additive, lowest, early
+    for rule in (from_visible(CAUSAL), from_hidden(~CAUSAL), *map(from_additive, masks)):
         assert through(rule).equal(expected)
 
 
@@ -55,6 +57,21 @@ def test_an_inverted_causal_mask_is_recognised(inverted):
     """B26, L47."""
     with pytest.raises(ShapeError, match="upside down"):
         inverted()
+
+
+def test_the_smallest_inverted_mask_is_recognised_and_what_only_looks_like_one_is_not():
+    """Two tokens, of which the first sees the second; no square, no first query that sees ahead, nothing at all."""
+    with pytest.raises(ShapeError, match="upside down"):
+        from_visible(torch.tensor([[False, True], [False, False]]))
+    for seen in (
+        [[True]],
+        [[False, True, True, False], [False, False, False, True]],
+        [[False, False, False], [False, False, True], [False, False, False]],
+        [[False, True, False], [False, True, False], [False, False, False]],
+    ):
+        assert from_visible(torch.tensor(seen)).visible.tolist() == seen
+    for shape in ((0, 0), (0, 4), (2, 0, 0)):
+        assert from_visible(torch.zeros(shape, dtype=torch.bool)).visible.shape == shape
 
 
 def test_a_mask_that_hides_everything_is_refused():

@@ -221,7 +221,8 @@ class Batch:
 
     def coordinates(self) -> Coordinates:
         """Fresh coordinates of the slots (masks made for them live as long as they do)."""
-        return Coordinates(self.positions, self.segments, self.groups, self.layout)
+        apart = torch.compiler.is_compiling()
+        return Coordinates(self.positions, self.segments, self.groups, self.layout, apart)
 
     def with_labels(self, labels: Int[Tensor, "B T"]) -> Batch:
         """The same batch with these labels."""

@@ -164,8 +164,8 @@ def _head(config: ModelConfig) -> Head:
             return LanguageModelHead(size, config.vocab_size, **tokens)
         case words.MaskedLM(activation=name, dense_bias=bias):
             norm = parts.norm(config.norm, config.embedding_size or size)
-            dense = {"activation": Activation(name), "dense_bias": bias, "norm": norm}
-            return MaskedLMHead(size, config.vocab_size, **dense, **tokens)
+            act = Activation(name)
+            return MaskedLMHead(size, config.vocab_size, activation=act, dense_bias=bias, norm=norm, **tokens)
         case words.TokenClassification(num_labels=labels, bias=bias, dropout=dropout):
             return TokenClassifier(size, labels, bias=bias, dropout=dropout)
         case words.Span():

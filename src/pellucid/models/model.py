@@ -7,7 +7,7 @@ what the head says; the way through is one, and fits on this screen.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -20,6 +20,7 @@ from pellucid.models.output import WANTS, Output, Want
 from pellucid.nn.attention import Memory
 from pellucid.nn.cache import ContiguousCache
 from pellucid.nn.embed import silenced
+from pellucid.nn.losses import Loss
 from pellucid.nn.moe import RoutingSums, RoutingTally
 from pellucid.nn.positions import LearnedPositions
 from pellucid.nn.positions.angles import host_layout
@@ -78,13 +79,13 @@ class Model(nn.Module):
         """
         self._check(batch, want)
         memory, routing = self.remembered(batch, cache)
-        queries, keys = self.placed(batch, cache)
+        queries, keys = _apart(self.placed, batch, cache) if torch.compiler.is_compiling() else self.placed(batch, cache)
         x_BTD = self.embedded(batch, queries)
         biases = [bias(queries, keys) for bias in self.position_biases]
         tallies = [RoutingTally() for _ in self.layers]
         for index, block in enumerate(self.layers):
             number = self.bias_of[index]
-            told = {"bias": None if number is None else biases[number], "memory": memory, "tally": tallies[index]}
+            told: dict[str, Any] = {"bias": None if number is None else biases[number], "memory": memory, "tally": tallies[index]}
             if self.gradient_checkpointing and self.training and cache is None:
                 x_BTD = checkpoint(block, x_BTD, queries, keys, use_reentrant=False, **told)
             else:
@@ -141,9 +142,10 @@ class Model(nn.Module):
         found: nn.Module = getattr(self, self.head_name)
         return found
 
-    def loss(self, hidden_BTD: Float[Tensor, "B T D"], batch: Batch) -> torch.Tensor:
+    def loss(self, hidden_BTD: Float[Tensor, "B T D"], batch: Batch) -> Loss:
         """The head's ``(total, count)`` over what ``batch`` asks; labels are smoothed in training alone."""
-        return self.head.loss(hidden_BTD, batch, self.label_smoothing if self.training else 0.0)  # type: ignore[operator]
+        loss: Loss = self.head.loss(hidden_BTD, batch, self.label_smoothing if self.training else 0.0)  # type: ignore[operator]
+        return loss
 
     def probe(self) -> Probe:
         """How an audit asks this model."""
@@ -175,3 +177,16 @@ class Model(nn.Module):
             raise InputError(f"want is {want!r}; choose logits, loss or hidden")
         if batch.types is not None and self.token_types is None:
             raise InputError("the batch has token types, but the config has no token_types; leave types out")
+
+
+def _apart(placed: Callable[..., tuple[Coordinates, Coordinates]], *asked: Any) -> tuple[Coordinates, Coordinates]:
+    """Places, run as they are: compiled code goes around what follows from them, which is new with every batch."""
+
+    def run() -> tuple[Coordinates, Coordinates]:
+        queries, keys = placed(*asked)
+        for places in (queries, keys):
+            object.__setattr__(places, "apart", True)
+        return queries, keys
+
+    found: tuple[Coordinates, Coordinates] = torch.compiler.disable(run)()
+    return found

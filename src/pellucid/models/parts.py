@@ -90,6 +90,7 @@ def attention(stack: Stack, rule: Rule, position: words.Position, backend: Backe
     """Attention of a layer to its own stack."""
     word, turn, dropout = stack.attention, rotary(stack.attention, position), stack.dropout.attention
     if isinstance(word, words.Latent):
+        assert turn is not None, "fit lets latent attention have rotary positions alone"
         return LatentAttention(
             stack.hidden_size,
             heads=word.num_attention_heads,
@@ -203,8 +204,9 @@ def _experts(word: words.MoE, size: int, dropout: float) -> moe.Experts:
         case words.Gated():
             return moe.GatedExperts(size, expert.intermediate_size, activation=expert.activation, **said)
         case words.ClampedGated():
-            clamp = {"limit": expert.limit, "alpha": expert.alpha}
-            return moe.ClampedGatedExperts(size, expert.intermediate_size, **clamp, **said)
+            return moe.ClampedGatedExperts(
+                size, expert.intermediate_size, limit=expert.limit, alpha=expert.alpha, **said
+            )
 
 
 def stream_dtype(name: Literal["float32"] | None) -> torch.dtype | None:

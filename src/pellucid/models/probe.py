@@ -115,7 +115,7 @@ class ModelProbe(Probe):
 
         with ExitStack() as hooks:
             for block in self.model.layers:
-                hooks.callback(block.attention.register_forward_pre_hook(note).remove)  # type: ignore[union-attr, arg-type]
+                hooks.callback(block.attention.register_forward_pre_hook(note).remove)  # type: ignore[union-attr]
             self.logits(request)
         return given
 
@@ -223,25 +223,31 @@ class EncoderDecoderProbe(DecoderProbe):
         """Only the decoder's own reading of the table is replaced."""
         if request.embeddings is None:
             return super()._embeddings(request)
-        return _after_the_source(self.model.embed_tokens, request)
+        assert isinstance(self.model, EncoderDecoder)
+        return _own_embeddings(self.model, request.embeddings)
 
 
 @contextmanager
-def _after_the_source(table: nn.Module, request: Request) -> Iterator[None]:
-    """While inside, ``table`` gives the request's embeddings wherever it is asked for the request's own tokens."""
-    assert request.embeddings is not None
+def _own_embeddings(model: EncoderDecoder, embeddings_BTD: Tensor) -> Iterator[None]:
+    """While inside, the token table gives these embeddings to the decoder; the encoder, which may share it, its own."""
+    reading_source = False
 
-    def replaced(_: nn.Module, arguments: tuple[Any, ...], found: Tensor) -> Tensor | None:
-        return request.embeddings.clone() if arguments[0].shape == request.tokens.shape and _own(arguments[0]) else None
+    def enters(*_: Any) -> None:
+        nonlocal reading_source
+        reading_source = True
 
-    def _own(tokens: Tensor) -> bool:
-        return bool((tokens.cpu() == request.tokens.cpu()).all())
+    def leaves(*_: Any) -> None:
+        nonlocal reading_source
+        reading_source = False
 
-    handle = table.register_forward_hook(replaced)
-    try:
+    def replaced(*_: Any) -> Tensor | None:
+        return None if reading_source else embeddings_BTD.clone()
+
+    with ExitStack() as hooks:
+        hooks.callback(model.encoder.register_forward_pre_hook(enters).remove)
+        hooks.callback(model.encoder.register_forward_hook(leaves, always_call=True).remove)
+        hooks.callback(model.embed_tokens.register_forward_hook(replaced).remove)
         yield
-    finally:
-        handle.remove()
 
 
 def probe_of(model: Model) -> ModelProbe:

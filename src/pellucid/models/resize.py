@@ -3,39 +3,47 @@
 from __future__ import annotations
 
 import copy
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from pellucid.errors import InputError
-from pellucid.models.decoder import Decoder
+from pellucid.models.config import ModelConfig
+from pellucid.models.heads import LanguageModelHead
+from pellucid.models.model import Model
 
 SPREAD = 0.01
 """How far new rows are from the mean of the old ones, in standard deviations of each feature."""
 
 
+M = TypeVar("M", bound=Model)
+
+
 @torch.no_grad()
-def resized(model: Decoder, vocab_size: int, *, seed: int = 0) -> Decoder:
+def resized(model: M, vocab_size: int, *, seed: int = 0) -> M:
     """A new model of ``vocab_size`` tokens, otherwise as ``model`` is; ``model`` stays as it is.
 
     Rows of ids that both have are the same bits, so that their logits are what they were; what is tied stays tied. A
     new row of the table or of a head of its own is the mean of the old rows, plus a hundredth of their spread drawn
     from ``seed``: a new id begins as an average one, and no two of them alike. Its bias is the mean of the old ones.
+    A table that only an encoder reads (``source_vocab_size``) stays as it is.
     """
-    if not isinstance(model, Decoder):
-        raise InputError(f"resized takes a Decoder, not a {type(model).__name__}; build or load one")
-    config = model.config.model_copy(update={"vocab_size": vocab_size})
-    tied = model.lm_head.weight is model.embed_tokens.weight
+    if not isinstance(model, Model) or not isinstance(model.config, ModelConfig):
+        raise InputError(f"resized takes a model, not a {type(model).__name__}; build or load one")
+    size = model.config.model_copy(update={"vocab_size": vocab_size}).vocab_size
     generator = torch.Generator().manual_seed(seed)
     new = copy.deepcopy(model)
-    new.config = config
-    new.embed_tokens.num_embeddings = new.lm_head.out_features = config.vocab_size
-    new.embed_tokens.weight = _parameter(model.embed_tokens.weight, config.vocab_size, generator)
-    new.lm_head.weight = (
-        new.embed_tokens.weight if tied else _parameter(model.lm_head.weight, config.vocab_size, generator)
-    )
-    if model.lm_head.bias is not None:
-        new.lm_head.bias = _parameter(model.lm_head.bias, config.vocab_size, None)
+    new.config = model.config.model_copy(update={"vocab_size": size})
+    new.embed_tokens.num_embeddings = size
+    new.embed_tokens.weight = _parameter(model.embed_tokens.weight, size, generator)
+    head, own = new.head, model.head
+    if isinstance(head, LanguageModelHead) and isinstance(own, LanguageModelHead):
+        tied = own.weight is model.embed_tokens.weight
+        head.out_features = size
+        head.weight = new.embed_tokens.weight if tied else _parameter(own.weight, size, generator)
+        if own.bias is not None:
+            head.bias = _parameter(own.bias, size, None)
     return new
 
 

@@ -6,7 +6,9 @@ the host knows. Every backend gives what :mod:`~pellucid.nn.backends.reference` 
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
+
+import torch
 
 from pellucid.errors import ShapeError, UnsupportedError
 from pellucid.nn.backends import ragged, reference, sdpa
@@ -47,7 +49,14 @@ def attend(
         ShapeError: sizes that do not fit.
         UnsupportedError: the backend named cannot do what was asked.
     """
-    call = Call(q_BTNH, k_BSKH, v_BSKU, rule, queries, keys, scale, softcap, bias, sink_logits, dropout)
+    call = (q_BTNH, k_BSKH, v_BSKU, rule, queries, keys, scale, softcap, bias, sink_logits, dropout)
+    if queries.apart and torch.compiler.is_compiling():
+        return torch.compiler.disable(_run)(backend, *call)
+    return _run(backend, *call)
+
+
+def _run(backend: Backend, *arguments: Any) -> Tensor:
+    call = Call(*arguments)
     _check(call)
     chosen = choose(call) if backend == "auto" else backend
     match chosen:

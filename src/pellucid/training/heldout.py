@@ -106,7 +106,7 @@ def evaluate(
             batch = batch.to(device)
             with autocast(precision, device):
                 hidden = model(batch, want="hidden").hidden
-                loss: Loss = model.loss(hidden, batch)  # type: ignore[assignment]
+                loss: Loss = model.loss(hidden, batch)
                 sums += torch.stack([loss.total.double(), loss.count.double()])
                 if counted(batch):
                     judged = Judged(*map(sum, zip(judged, judge.judge(model, hidden, batch), strict=True)))

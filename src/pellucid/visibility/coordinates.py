@@ -79,12 +79,16 @@ class Coordinates:
     positions restart at 0 in each document. ``groups`` (0 = none) says what a token belongs to inside its
     document, for :func:`prefix` and :func:`blocks`. ``layout`` is the host's knowledge of the same facts;
     left out, it is read off the tensors once, when they live on the CPU.
+
+    A compiler leaves what follows from coordinates that are ``apart`` to be run as it is, so that no batch brings a
+    graph of its own.
     """
 
     positions: Int[Tensor, "B T"]
     segments: Int[Tensor, "B T"]
     groups: Int[Tensor, "B T"] | None = None
     layout: Layout | None = None
+    apart: bool = False
     _memo: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -111,6 +115,11 @@ class Coordinates:
 
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
         """``make()``, computed once for these coordinates: masks and angles are shared by all layers this way."""
+        if self.apart and torch.compiler.is_compiling():
+            return torch.compiler.disable(self._once)(key, make)
+        return self._once(key, make)
+
+    def _once(self, key: Any, make: Callable[[], Any]) -> Any:
         if key not in self._memo:
             self._memo[key] = make()
         return self._memo[key]
