@@ -6,7 +6,7 @@ what the head says; the way through is one, and fits on this screen.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -79,7 +79,8 @@ class Model(nn.Module):
         """
         self._check(batch, want)
         memory, routing = self.remembered(batch, cache)
-        queries, keys = _apart(self.placed, batch, cache) if torch.compiler.is_compiling() else self.placed(batch, cache)
+        placed = _apart(self.placed) if torch.compiler.is_compiling() else self.placed
+        queries, keys = placed(batch, cache)
         x_BTD = self.embedded(batch, queries)
         biases = [bias(queries, keys) for bias in self.position_biases]
         tallies = [RoutingTally() for _ in self.layers]
@@ -179,14 +180,14 @@ class Model(nn.Module):
             raise InputError("the batch has token types, but the config has no token_types; leave types out")
 
 
-def _apart(placed: Callable[..., tuple[Coordinates, Coordinates]], *asked: Any) -> tuple[Coordinates, Coordinates]:
-    """Places, run as they are: compiled code goes around what follows from them, which is new with every batch."""
+def _apart(placed: Callable[..., tuple[Coordinates, Coordinates]]) -> Callable[..., tuple[Coordinates, Coordinates]]:
+    """``placed``, run as it is: compiled code goes around places and what follows from them, new with every batch."""
 
-    def run() -> tuple[Coordinates, Coordinates]:
+    def run(*asked: Any) -> tuple[Coordinates, Coordinates]:
         queries, keys = placed(*asked)
         for places in (queries, keys):
             object.__setattr__(places, "apart", True)
         return queries, keys
 
-    found: tuple[Coordinates, Coordinates] = torch.compiler.disable(run)()
+    found: Callable[..., tuple[Coordinates, Coordinates]] = torch.compiler.disable(run)
     return found

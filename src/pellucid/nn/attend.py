@@ -6,7 +6,7 @@ the host knows. Every backend gives what :mod:`~pellucid.nn.backends.reference` 
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 
@@ -49,14 +49,12 @@ def attend(
         ShapeError: sizes that do not fit.
         UnsupportedError: the backend named cannot do what was asked.
     """
-    call = (q_BTNH, k_BSKH, v_BSKU, rule, queries, keys, scale, softcap, bias, sink_logits, dropout)
-    if queries.apart and torch.compiler.is_compiling():
-        return torch.compiler.disable(_run)(backend, *call)
-    return _run(backend, *call)
-
-
-def _run(backend: Backend, *arguments: Any) -> Tensor:
-    call = Call(*arguments)
+    if queries.apart and torch.compiler.is_compiling():  # run as it is, compiled around it
+        return torch.compiler.disable(attend)(
+            q_BTNH, k_BSKH, v_BSKU, rule=rule, queries=queries, keys=keys, scale=scale, softcap=softcap, bias=bias,
+            sink_logits=sink_logits, dropout=dropout, backend=backend,
+        )  # fmt: skip
+    call = Call(q_BTNH, k_BSKH, v_BSKU, rule, queries, keys, scale, softcap, bias, sink_logits, dropout)
     _check(call)
     chosen = choose(call) if backend == "auto" else backend
     match chosen:
