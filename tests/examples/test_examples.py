@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pellucid.checkpoints import load
 from pellucid.cli.main import main
 from pellucid.errors import ConfigError
 from pellucid.training import TrainConfig
@@ -55,3 +56,37 @@ def test_the_leaking_twin_looks_better_and_is_caught(
     told = page.read_text(encoding="utf-8")
     assert "The lower curve is the cheat." in told
     assert "the output at 0 moves when token 1 is changed" in told
+
+
+SMALL_JOBS = {"masked-lm": "docstrings", "classifier": "docstrings", "tagger": "tokens", "names": "names"}
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The records that ``stdlib_jobs.py`` makes of a part of the standard library."""
+    folder = tmp_path_factory.mktemp("jobs")
+    patch = pytest.MonkeyPatch()
+    patch.setattr(sys, "argv", ["stdlib_jobs.py", str(folder), "--files", "40"])
+    runpy.run_path(str(ROOT / "examples" / "stdlib_jobs.py"), run_name="__main__")
+    patch.undo()
+    return folder
+
+
+SMALL = (
+    "model.hidden_size=32", "model.num_hidden_layers=1", "model.vocab_size=400", "budget={kind: steps, steps: 4}",
+    "validation={documents: 8, written: 2}", "batch_size=4", "threads=1",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SMALL_JOBS)
+def test_small_jobs_of_every_family_run(
+    name: str, jobs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """End to end in small: data, training, held-out figures beside their baseline, a checkpoint that loads."""
+    source = f"data.source={jobs / SMALL_JOBS[name]}.jsonl"
+    example, out = str(ROOT / "examples" / f"{name}.yaml"), str(tmp_path / "run")
+    assert main(["train", example, source, *SMALL, "--out", out, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["steps"] == 4
+    assert load(result["checkpoint"]).model.config.family == ("encoder_decoder" if name == "names" else "encoder")
+    print(result)

@@ -188,7 +188,7 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "embedding as it is": {"family": "encoder", "head": {"kind": "sentence_embedding", "normalise": False}},
     "two-way biases": {
         "family": "encoder",
-        "position": {"kind": "relative_bias", "num_buckets": 8, "max_distance": 20, "shared": False},
+        "position": {"kind": "relative_bias", "num_buckets": 8, "max_distance": 18, "shared": False},
         "head": {"kind": "language_model"},
     },
 }
@@ -205,6 +205,7 @@ PAIRS: dict[str, dict[str, Any]] = {
     "t5": {
         "family": "encoder_decoder",
         "position": {"kind": "relative_bias", "num_buckets": 8, "max_distance": 20},
+        "encoder": {"position": {"kind": "relative_bias", "num_buckets": 8, "max_distance": 18}},
         "attention": {"num_attention_heads": 4, "head_dim": 4, "scale": 1.0},
         "norm": {"kind": "rms_norm", "eps": 1e-4},
         "logit_multiplier": 0.25,

@@ -31,7 +31,7 @@ def test_configs_come_back_from_their_text_and_build(words):
 
 @pytest.mark.slow
 @drawn
-@many(150)
+@many(80)
 def test_shared_probes(words):
     torch.manual_seed(0)
     model = spread_model(words)
@@ -53,7 +53,7 @@ def test_shared_probes(words):
 @pytest.mark.slow
 @pytest.mark.usefixtures("our_checks_only")
 @drawn
-@many(40)
+@many(20)
 def test_audits_pass(words):
     report = audit(probe=spread_model(words).probe(), checks=["future", "packing", "padding", "cache"])
     assert "leak" not in report.verdicts.values(), report

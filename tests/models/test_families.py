@@ -98,7 +98,7 @@ def test_sources_where_none_are_read_and_none_where_they_are():
 
 
 def test_a_memory_of_another_size_needs_a_table_of_its_own():
-    with pytest.raises(ConfigError, match="encoder.hidden_size is 24 and hidden_size 16"):
+    with pytest.raises(ConfigError, match=r"encoder\.hidden_size is 24 and hidden_size 16"):
         config_of(family="encoder_decoder", encoder={"hidden_size": 24})
     model = model_of(family="encoder_decoder", encoder={"hidden_size": 24}, source_vocab_size=11)
     assert model.encoder.embed_tokens.weight.shape == (11, 24)
@@ -127,7 +127,7 @@ def test_layers_may_be_one_layer():
     one = single(x, want="hidden").hidden
     assert not torch.allclose(model(x, want="hidden").hidden, one)  # three times through it is not once
     for odd in ([{"rule": "causal", "same_as": 0}], [{"rule": "causal"}, {"rule": "causal & window(2)", "same_as": 0}]):
-        with pytest.raises(ConfigError, match="same_as|the same as"):
+        with pytest.raises(ConfigError, match=r"same_as|the same as"):
             config_of(layers=odd, num_hidden_layers=len(odd))
 
 
@@ -217,6 +217,10 @@ def test_encoders_without_positions_do_not_care_about_order():
     torch.testing.assert_close(moved, plain[order], rtol=1e-10, atol=1e-10)
 
 
+WITHOUT = {"layers": [{"rule": "causal", "position": {"kind": "none"}}], "num_hidden_layers": 1}
+TOO_FEW = {"kind": "longrope", "short": [1.0], "long": [1.0], "original_length": 4, "attention_factor": 1.0}
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [
@@ -225,15 +229,10 @@ def test_encoders_without_positions_do_not_care_about_order():
         ({"family": "encoder_decoder", "norm_placement": "parallel"}, "no place for cross-attention"),
         ({"norm_placement": "sandwich", "residual_init": "zero"}, "a norm behind each branch undoes it"),
         ({"norm_placement": "deep", "initializer_range": 0.02}, "Xavier's scale"),
-        (
-            {"position": {"kind": "learned", "max_positions": 8}, "layers": [{"rule": "causal", "position": {"kind": "none"}}],
-             "num_hidden_layers": 1},
-            "is added on entry",
-        ),
+        ({"position": {"kind": "learned", "max_positions": 8}, **WITHOUT}, "is added on entry"),
         ({"attention": {"num_attention_heads": 4, "head_dim": 3}}, "rope"),
         ({"position": {"kind": "rope", "rotary_dim": 6}}, "rotated is 6"),
-        ({"position": {"kind": "rope", "scaling": {"kind": "longrope", "short": [1.0], "long": [1.0],
-                                                   "original_length": 4, "attention_factor": 1.0}}}, "one divisor a pair"),
+        ({"position": {"kind": "rope", "scaling": TOO_FEW}}, "one divisor a pair"),
         ({"position": {"kind": "relative_bias", "num_buckets": 3}}, None),
         ({"position": {"kind": "relative_bias", "num_buckets": 1}}, "relative_bias"),
     ],

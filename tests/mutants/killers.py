@@ -34,7 +34,7 @@ _TESTS = {
     "nn/attention": ["nn/test_attention.py", "nn/test_cross.py"],
     "nn/backends": ["nn/test_backends.py", "nn/test_attend.py"],
     "nn/cache": ["nn/test_cache_places.py", "nn/test_cache.py", "nn/test_cross.py", "nn/test_positions_places.py"],
-    "nn/embed": ["nn/test_parts.py", _PROBES],
+    "nn/embed": ["nn/test_embed.py"],
     "nn/losses": ["nn/test_losses.py"],
     "nn/positions/": ["nn/test_positions*.py"],
     "nn/runs": ["nn/test_cache_places.py", "nn/test_cache.py", "nn/test_cross.py"],

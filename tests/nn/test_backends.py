@@ -131,7 +131,9 @@ LATE = at(*range(5, 12))
 
 
 @pytest.mark.parametrize(
-    "rule", [causal() & chunk(8), chunk(8), causal() | prefix(6), causal() & (window(2) | sinks(1))]
+    "rule",
+    [causal() & chunk(8), chunk(8), causal() | prefix(6), causal() & (window(2) | sinks(1)), causal() & window(6)],
+    ids=str,
 )
 @pytest.mark.parametrize(
     ("queries", "keys"),
@@ -140,6 +142,8 @@ LATE = at(*range(5, 12))
         (at(11), LATE),  # the newest of keys that do not begin at 0
         (at(3), Coordinates.range(6)),  # one query in the middle
         (at(7), Coordinates.range(6)),  # one query past the end
+        (at(5, 6), Coordinates.range(6)),  # the first of two is the newest
+        (Coordinates(torch.tensor([[4, 5, 0]]), torch.tensor([[1, 1, 0]])), Coordinates.range(6)),  # padding asks
         (at(5, 6, 7), at(0, 1, 2)),  # the same slots, other positions
         (at(5, segment=2), Coordinates.range(6)),  # the next position of another document
         (at(3, 4, segment=2), Coordinates.range(6)),
