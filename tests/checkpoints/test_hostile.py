@@ -119,10 +119,18 @@ CONTRACTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         lambda c: c["witness"]["probes"]["plain"].update({f"k{n}": n for n in range(100)}),
         "witness.probes.plain has no key 'k0'",
     ),
+    "heads without end": (
+        lambda c: c["model"]["attention"].update(num_attention_heads=1 << 24, num_key_value_heads=1 << 24),
+        "num_attention_heads is 16777216, but must be at most",
+    ),
     "names internals": (lambda c: c["model"].update(_attn_implementation="x/y"), "no key '_attn_implementation'"),
     "nested deep": (lambda c: c.update(model=_nested(40)), "nests values deeper than 16 levels"),
-    "many values": (lambda c: c["model"].update({f"k{n}": n for n in range(21_000)}), "values and .* keys besides"),
-    "many wrong keys": (lambda c: c["model"].update({f"k{n}": n for n in range(3000)}), "values and .* keys besides"),
+    "many values": (lambda c: c["model"].update({f"k{n}": n for n in range(41_000)}), "values and .* keys besides"),
+    "too many wrong keys": (
+        lambda c: c["model"].update({f"k{n}": n for n in range(5000)}),
+        "values and .* keys besides",
+    ),
+    "many wrong keys": (lambda c: c["model"].update({f"k{n}": n for n in range(3000)}), "model has no key 'k0'"),
     "many wrong tensors": (lambda c: c.update(tensors={f"k{n}": "?" for n in range(20_000)}), "a dtype and shape"),
     "a tensor that is a list": (lambda c: c["tensors"].update(x=[1]), "tensors must map names to text"),
     "a digest that is a number": (lambda c: c["digests"].update(x=1), "digests must map names to text"),
@@ -131,7 +139,7 @@ CONTRACTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "a rule without end": (lambda c: c["model"].update(layers=["(" * 400] * 2), "cannot be read"),
     "a huge probe": (
         lambda c: c["witness"]["probes"]["plain"]["asked"].update(tokens=[[1] * 2000]),
-        "at most 1024 entries",
+        "at most 1100 entries",
     ),
     "a token out of the vocabulary": (
         lambda c: c["witness"]["probes"]["plain"]["asked"]["tokens"][0].__setitem__(0, 999),
@@ -171,12 +179,12 @@ def test_a_text_that_is_no_contract_is_refused(saved: Path, text: str, words: st
 ABSURD = {
     "hidden_size": {"hidden_size": 1 << 24},
     "vocab_size": {"vocab_size": 1 << 24},
-    "heads": {"attention": {"num_attention_heads": 1 << 24, "num_key_value_heads": 1 << 24, "head_dim": 1 << 24}},
+    "heads": {"attention": {"num_attention_heads": 1 << 14, "num_key_value_heads": 1 << 14, "head_dim": 1 << 24}},
     "ffn": {"ffn": {"kind": "gated", "intermediate_size": 1 << 24}},
     "everything": {
         "hidden_size": 1 << 24,
         "vocab_size": 1 << 24,
-        "attention": {"num_attention_heads": 1 << 20, "num_key_value_heads": 1, "head_dim": 1 << 24},
+        "attention": {"num_attention_heads": 1 << 14, "num_key_value_heads": 1, "head_dim": 1 << 24},
     },
 }
 

@@ -144,7 +144,7 @@ TOGETHER = [
         },
         "give attention_factor, or factor",
     ),
-    ({"position": {"kind": "relative_bias", "num_buckets": 1}}, "need 2 or more"),
+    ({"position": {"kind": "relative_bias", "num_buckets": 1}}, "num_buckets is 1, but must be at least 2"),
     ({"position": {"kind": "relative_bias", "max_distance": 8}}, "make it above 16"),
     ({"position": {"kind": "learned", "max_positions": 9}, "max_position_embeddings": 10}, "has a table for 9"),
     ({"ffn": moe(num_experts_per_tok=5)}, "choose at most all of them"),

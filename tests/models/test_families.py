@@ -234,7 +234,7 @@ TOO_FEW = {"kind": "longrope", "short": [1.0], "long": [1.0], "original_length":
         ({"position": {"kind": "rope", "rotary_dim": 6}}, "rotated is 6"),
         ({"position": {"kind": "rope", "scaling": TOO_FEW}}, "one divisor a pair"),
         ({"position": {"kind": "relative_bias", "num_buckets": 3}}, None),
-        ({"position": {"kind": "relative_bias", "num_buckets": 1}}, "relative_bias"),
+        ({"position": {"kind": "relative_bias", "num_buckets": 1}}, "num_buckets is 1"),
     ],
 )  # fmt: skip
 def test_words_that_cannot_stand_together(more, said):
@@ -243,3 +243,62 @@ def test_words_that_cannot_stand_together(more, said):
         return
     with pytest.raises(ConfigError, match=said):
         config_of(**more)
+
+
+def test_a_first_pass_that_fails_can_be_tried_again_with_another_source():
+    model = model_of(family="encoder_decoder", max_position_embeddings=4)
+    cache = model.new_cache(1, 8)
+    with pytest.raises(LengthError, match="5 tokens"):
+        model(Batch.from_pairs([[5, 8]], [[1, 2, 3, 4, 5]]), cache=cache)
+    pair = Batch.from_pairs([[4, 4, 9]], [[1, 2]])
+    torch.testing.assert_close(model(pair, cache=cache).logits, model(pair).logits, rtol=1e-10, atol=1e-10)
+    cache.crop(0)
+    other = Batch.from_pairs([[7]], [[1, 2]])
+    torch.testing.assert_close(model(other, cache=cache).logits, model(other).logits, rtol=1e-10, atol=1e-10)
+
+
+def test_a_cache_of_another_depth_is_refused():
+    model, other = model_of(), model_of(num_hidden_layers=3)
+    for wrong in (other.new_cache(1, 4), model_of(num_hidden_layers=1).new_cache(1, 4)):
+        with pytest.raises(InputError, match="layers, but the model 2"):
+            model(Batch.from_rows([[5]]), cache=wrong)
+
+
+def test_what_pools_a_whole_document_goes_on_from_no_cache():
+    for pooling in ("mean", "first"):
+        head = {"kind": "sequence_classification", "num_labels": 3, "pooling": pooling}
+        model = model_of(head=head)
+        cache = model.new_cache(1, 4)
+        model(Batch.from_rows([[5, 8]]), cache=cache)
+        with pytest.raises(UnsupportedError, match="pools all of it"):
+            model(Batch.from_rows([[2]]), cache=cache)
+    model = model_of(head={"kind": "sequence_classification", "num_labels": 3})
+    cache = model.new_cache(1, 4)
+    model(Batch.from_rows([[5, 8]]), cache=cache)
+    last = model(Batch.from_rows([[2]]), cache=cache).logits
+    torch.testing.assert_close(last, model(Batch.from_rows([[5, 8, 2]])).logits, rtol=1e-10, atol=1e-10)
+
+
+def test_a_shared_table_begins_as_the_decoders():
+    model = model_of(family="encoder_decoder", initializer_range=0.5, encoder={"initializer_range": 0.001})
+    assert 0.3 < float(model.embed_tokens.weight.detach().std()) < 0.7
+    assert float(model.encoder.layers[0].attention.q_proj.weight.detach().std()) < 0.01
+
+
+def test_a_written_multiplier_is_no_root():
+    both = {"family": "encoder_decoder", "source_vocab_size": 9}
+    written = config_of(
+        **both, embedding_multiplier=4.0, encoder={"hidden_size": 64, "attention": {"num_attention_heads": 4}}
+    )
+    by_root = config_of(
+        **both, embedding_multiplier="sqrt", encoder={"hidden_size": 64, "attention": {"num_attention_heads": 4}}
+    )
+    assert (written.embedding_multiplier, written.encoder.embedding_multiplier) == (4.0, 4.0)
+    assert (by_root.embedding_multiplier, by_root.encoder.embedding_multiplier) == (4.0, 8.0)
+
+
+def test_sizes_that_would_take_for_ever_are_refused_at_once():
+    with pytest.raises(ConfigError, match="num_buckets is 16777216"):
+        config_of(position={"kind": "relative_bias", "num_buckets": 1 << 24})
+    with pytest.raises(ConfigError, match="num_attention_heads is 16777216"):
+        config_of(attention={"num_attention_heads": 1 << 24, "head_dim": 1}, position={"kind": "alibi"})

@@ -13,8 +13,6 @@ from pellucid.nn import CrossAttention, GroupedAttention, LatentAttention, Memor
 from pellucid.nn import init as first
 from pellucid.nn.block import (
     DeepNormBlock,
-    ParallelBlock,
-    ParallelTwoNormBlock,
     PostNormBlock,
     PreNormBlock,
     SandwichBlock,
@@ -22,6 +20,7 @@ from pellucid.nn.block import (
 from pellucid.nn.ffn import GatedFFN
 from pellucid.nn.moe import GatedExperts, MoE, RoutingTally, SigmoidRouter, SoftmaxRouter
 from pellucid.nn.norms import LayerNorm, RMSNorm
+from pellucid.nn.parallel_block import ParallelBlock, ParallelTwoNormBlock
 from pellucid.visibility import Coordinates, causal
 
 D = 8

@@ -13,13 +13,12 @@ from pellucid.nn import CrossAttention, GatedFFN, GroupedAttention, Memory, RMSN
 from pellucid.nn.backends import sdpa
 from pellucid.nn.block import (
     DeepNormBlock,
-    ParallelBlock,
-    ParallelTwoNormBlock,
     PostNormBlock,
     PreNormBlock,
     SandwichBlock,
 )
 from pellucid.nn.cache import LayerCache
+from pellucid.nn.parallel_block import ParallelBlock, ParallelTwoNormBlock
 from pellucid.visibility import Coordinates, causal, window
 
 D, M, N, K, H = 12, 10, 4, 2, 6

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import types
+from itertools import islice
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -35,14 +36,14 @@ def explain(model: type[BaseModel], error: ValidationError) -> str:
         path, part = _walk(model, problem["loc"])
         met.setdefault(path, []).append((dict(problem), part))
     lines = []
-    for path, problems in met.items():
+    for path, problems in islice(met.items(), _MOST):  # what is not said is not looked up either
         if len(problems) == 1:
             lines.append(_sentence(path, *problems[0], root=model))
         else:  # the members of a plain union: none of them took the value
             wanted = list(dict.fromkeys(_wanted(problem) for problem, _ in problems))
             lines.append(f"{path} is {show(problems[0][0]['input'])}, but must be {_either(wanted)}")
-    if len(lines) > _MOST:
-        lines[_MOST:] = [f"and {len(lines) - _MOST} more problems"]
+    if len(met) > _MOST:
+        lines.append(f"and {len(met) - _MOST} more problems")
     return "; ".join(lines)
 
 

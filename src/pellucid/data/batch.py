@@ -211,13 +211,12 @@ class Batch:
     def counted_documents(self) -> Int[Tensor, "C"] | None:
         """Indices of the documents whose target counts, made on the host; None when the targets live elsewhere.
 
-        A class or a span with :data:`IGNORED` in it does not count; numbers always do.
+        A class or a span with :data:`IGNORED` in it does not count, nor do numbers that are NaN.
         """
         if self.targets is None or self.targets.device.type != "cpu":
             return None
-        if self.targets.is_floating_point():
-            return torch.arange(len(self.targets))
-        return (self.targets != IGNORED).reshape(len(self.targets), -1).all(1).nonzero()[:, 0]
+        known = ~self.targets.isnan() if self.targets.is_floating_point() else self.targets != IGNORED
+        return known.reshape(len(self.targets), -1).all(1).nonzero()[:, 0]
 
     def coordinates(self) -> Coordinates:
         """Fresh coordinates of the slots (masks made for them live as long as they do)."""

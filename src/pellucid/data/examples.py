@@ -61,6 +61,11 @@ def _records(source: Source, fields: Sequence[str], heldout_share: float) -> Ite
 def _classes(form: Form, records: Sequence[Record]) -> tuple[str, ...]:
     """Every class that is met: numbers by size, texts by letters."""
     met = {name for record in records for name in form.named(record)}
+    if twice := sorted(name for name in met if isinstance(name, str) and name in {str(n) for n in met if n != name}):
+        raise DataError(
+            f"the class {plain(twice[0])!r} is met as a number and as text, which no list of names can tell apart; "
+            "write it in one way"
+        )
     if isinstance(form, Labelled | Tagged) and len(met) < 2:
         only = ", ".join(plain(name) for name in met) or "none"
         raise DataError(f"the examples have a single class or none ({only}), so there is nothing to tell apart")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +12,8 @@ from pellucid.data.store import TokenStore
 from pellucid.data.tables import Record, whole
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import DataError
+
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 def given(*fields: str | None) -> tuple[str, ...]:
@@ -85,6 +86,7 @@ def numbers_in(record: Record, field: str) -> list[float] | float:
     value = record.values[field]
     given = list(value) if isinstance(value, list | tuple) else [value]
     for number in given:
-        if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
-            raise DataError(f"{record.where}: field {plain(field)!r} holds {plain(number)}, not a finite number")
+        if isinstance(number, bool) or not isinstance(number, int | float) or not -_LARGEST <= number <= _LARGEST:
+            shown = plain(repr(number))[:40]
+            raise DataError(f"{record.where}: field {plain(field)!r} holds {shown}, not a number that float32 can hold")
     return [float(number) for number in given] if isinstance(value, list | tuple) else float(given[0])

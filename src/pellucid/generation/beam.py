@@ -20,7 +20,7 @@ from torch import nn
 from pellucid.generation.decode import FinishReason, Generated
 from pellucid.generation.params import BeamParams
 from pellucid.generation.passes import Passes
-from pellucid.generation.requests import Ids, check_model, check_prompt, check_sources, vocabulary
+from pellucid.generation.requests import Ids, check_angles, check_model, check_prompt, check_sources, vocabulary
 from pellucid.generation.sampling import checked, nothing_possible
 from pellucid.shapes import Float, Tensor
 
@@ -51,6 +51,8 @@ def beam_search(
     size = vocabulary(model, vocab_size)
     for index, prompt in enumerate(prompts):
         check_prompt(model, index, prompt, size, params.stop_ids, params.max_new_tokens)
+        if use_cache:
+            check_angles(model, index, prompt, params.max_new_tokens)
     check_sources(model, len(prompts), sources, size)
     if not prompts:
         return []

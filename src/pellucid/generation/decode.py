@@ -12,7 +12,7 @@ from torch import nn
 from pellucid.errors import InputError
 from pellucid.generation.params import GenerationParams
 from pellucid.generation.passes import Passes
-from pellucid.generation.requests import Ids, check_model, check_prompt, check_sources, vocabulary
+from pellucid.generation.requests import Ids, check_angles, check_model, check_prompt, check_sources, vocabulary
 from pellucid.generation.sampling import Choice, choose
 from pellucid.shapes import Tensor
 
@@ -96,6 +96,8 @@ def decode(
     check_model(model)
     size = vocabulary(model, vocab_size)
     _check(model, rows, sources, size, ends_row is not None)
+    for index, row in enumerate(rows if use_cache else ()):
+        check_angles(model, index, row.tokens, row.params.max_new_tokens)
     return _steps(model, rows, sources, size, use_cache, ends_row)
 
 

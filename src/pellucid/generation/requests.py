@@ -40,6 +40,17 @@ def check_prompt(model: nn.Module, index: int, prompt: Ids, size: int, stop_ids:
     _check_length(index, len(prompt), new, model.max_length)  # type: ignore[arg-type]
 
 
+def check_angles(model: nn.Module, index: int, prompt: Ids, new: int) -> None:
+    """Refuse to go on from a cache where a longer document turns by other angles than the keys that are held."""
+    crosses = getattr(model, "crosses", None)
+    end = len(prompt) + new - 1  # the last token is never read
+    if crosses is not None and end > len(prompt) and crosses(len(prompt), end):
+        raise UnsupportedError(
+            f"prompt {index} has {len(prompt)} tokens and grows to {end}, past where its rotary scaling changes the "
+            "angles, so that no cache can go on; use use_cache=False, or ask for fewer new tokens"
+        )
+
+
 def reads_sources(model: nn.Module) -> bool:
     """Whether the model is an encoder–decoder: its encoder reads a source, and prompts are what its decoder says."""
     return hasattr(model, "max_source_length")

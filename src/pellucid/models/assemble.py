@@ -27,6 +27,7 @@ from pellucid.nn.attend import Backend
 from pellucid.nn.embed import TokenEmbedding
 from pellucid.nn.ffn import Activation
 from pellucid.nn.init import deep_norm_constants
+from pellucid.nn.parallel_block import ParallelBlock, ParallelTwoNormBlock
 from pellucid.nn.positions import SegmentEmbedding
 from pellucid.visibility import parse
 
@@ -36,8 +37,8 @@ _BLOCKS: dict[str, type[nn.Module]] = {
     "deep": blocks.DeepNormBlock,
     "sandwich": blocks.SandwichBlock,
     "reordered": blocks.SandwichBlock,
-    "parallel": blocks.ParallelBlock,
-    "parallel_two": blocks.ParallelTwoNormBlock,
+    "parallel": ParallelBlock,
+    "parallel_two": ParallelTwoNormBlock,
 }
 
 

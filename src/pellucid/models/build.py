@@ -48,6 +48,8 @@ def _fill(model: Model, config: ModelConfig, seed: int) -> None:
     if isinstance(model, EncoderDecoder):
         assert config.encoder is not None
         _draw(model.encoder, config.encoder, config, generator)
+        if model.encoder.embed_tokens is model.embed_tokens:
+            _draw(model.embed_tokens, config, config, generator)  # a shared table begins as the decoder's
     for part in (model, *([model.encoder] if isinstance(model, EncoderDecoder) else [])):
         init.init_positions(part, std=part.config.initializer_range or 0.02, generator=generator)
 

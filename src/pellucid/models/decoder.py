@@ -20,11 +20,15 @@ class Decoder(Model):
             capacity=capacity,
             dtype=self.dtype,
             device=self.device,
-            crosses=self._crosses(),
+            crosses=self.crosses,
         )
 
-    def _crosses(self) -> Callable[[int, int], bool] | None:
-        """Whether a document that grows from one length to another changes the angles of keys that a cache holds."""
+    @property
+    def crosses(self) -> Callable[[int, int], bool] | None:
+        """Whether a document that grows from one length to another changes the angles of keys that a cache holds.
+
+        None: whatever the lengths, it does not.
+        """
         turning = [part for part in self.layers.modules() if isinstance(part, Rotary) and part.scaling.by_length]
         if not turning:
             return None

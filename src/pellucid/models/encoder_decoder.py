@@ -25,9 +25,9 @@ class EncoderDecoder(Decoder):
 
     def remembered(self, batch: Batch, cache: ContiguousCache | None) -> tuple[Memory | None, tuple[RoutingSums, ...]]:
         """The encoder's last hidden states, or the cache's memory of them."""
-        if cache is not None and cache.memory is not None:
-            if batch.source is not None:
-                raise InputError("the cache remembers a source already; leave source out, or begin a new cache")
+        if cache is not None and batch.source is not None and cache.length:
+            raise InputError("the cache remembers a source already; leave source out, or begin a new cache")
+        if cache is not None and cache.memory is not None and batch.source is None:
             return Memory(None, cache.memory), ()
         if batch.source is None:
             raise InputError("the batch has no source to read; make one with Batch.from_pairs([[5, 8]], [[7, 2]])")

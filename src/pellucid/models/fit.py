@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from pellucid.errors import PellucidError
 from pellucid.models import parts
 from pellucid.models.words import VOCABULARY, Latent, Learned, MaskedLM, Rope, Sinusoidal
@@ -35,8 +37,9 @@ def check_stack(stack: Stack) -> None:
             )
     for position in {stack.position, *(layer.position or stack.position for layer in stack.each_layer)}:
         try:
-            parts.rotary(stack.attention, position)
-            parts.bias(stack.attention, position)
+            with torch.device("meta"):
+                parts.rotary(stack.attention, position)
+                parts.bias(stack.attention, position)
         except PellucidError as error:
             kind = f"position {position.kind!r}" + (" turns pairs of features" if isinstance(position, Rope) else "")
             raise ValueError(f"{kind} does not fit {parts.heads_in_words(stack.attention)}: {error}") from error
@@ -68,9 +71,9 @@ def _check_first_weights(stack: Stack) -> None:
 def _check_shared(stack: Stack, number: int, owner: int) -> None:
     layers = stack.each_layer
     if owner >= number or layers[owner].same_as is not None:
+        way = f"choose one from 0 to {number - 1} without same_as" if number else "leave it out of the first"
         raise ValueError(
-            f"layers.{number}.same_as is {owner}, but must be an earlier layer with weights of its own; "
-            f"choose one from 0 to {number - 1} without same_as"
+            f"layers.{number}.same_as is {owner}, but must be an earlier layer with weights of its own; {way}"
         )
     if layers[owner] != layers[number].model_copy(update={"same_as": None}):
         raise ValueError(
@@ -99,10 +102,11 @@ def _check_pair(config: ModelConfig) -> None:
             f"norm_placement {config.norm_placement!r} has no place for cross-attention; "
             "choose pre, post, deep, sandwich or reordered"
         )
-    if config.source_vocab_size is None and encoder.hidden_size != config.hidden_size:
+    alike = encoder.hidden_size == config.hidden_size or config.embedding_size is not None
+    if config.source_vocab_size is None and not alike:
         raise ValueError(
             f"encoder.hidden_size is {encoder.hidden_size} and hidden_size {config.hidden_size}, so they cannot share "
-            "a token table; give source_vocab_size"
+            "a token table; give source_vocab_size, or one embedding_size for both"
         )
     if config.cross_attention.attention_sinks:
         raise ValueError(

@@ -131,6 +131,7 @@ class SpanHead(nn.Linear):
 
     def loss(self, hidden_BTD: Float[Tensor, "B T D"], batch: Batch, label_smoothing: float = 0.0) -> Loss:
         """The mean of both ends' cross-entropies among the tokens of the document, summed over answered documents."""
+        _refuse_smoothing(label_smoothing)
         documents = documents_of(batch.coordinates())
         targets_C2 = _targets(batch, documents, (2,))
         scores_P2 = at_least_float32(self(hidden_BTD)).flatten(0, 1)[documents.slots]
@@ -200,6 +201,7 @@ class RegressionHead(DocumentHead):
 
     def loss(self, hidden_BTD: Float[Tensor, "B T D"], batch: Batch, label_smoothing: float = 0.0) -> Loss:
         """Summed squared error, a document's numbers averaged; NaN targets do not count."""
+        _refuse_smoothing(label_smoothing)
         places = batch.coordinates()
         numbers = at_least_float32(self(hidden_BTD, places))
         wanted = _targets(batch, documents_of(places), None).to(numbers.dtype).view(len(numbers), -1)
@@ -231,13 +233,15 @@ class EmbeddingHead(DocumentHead):
 
     def loss(self, hidden_BTD: Float[Tensor, "B T D"], batch: Batch, label_smoothing: float = 0.0) -> Loss:
         """Each document must find its pair among all others of the batch (InfoNCE; van den Oord et al. 2018 eq. 4)."""
+        _refuse_smoothing(label_smoothing)
         vectors = at_least_float32(self(hidden_BTD, batch.coordinates()))
         count = len(vectors)
         if count % 2:
             raise InputError(
                 f"a batch of pairs has an even number of documents, not {count}; give documents two by two"
             )
-        scores_CC = (vectors @ vectors.T) / self.temperature
+        with torch.autocast(vectors.device.type, enabled=False):  # near vectors differ by less than 16 bits tell
+            scores_CC = (vectors @ vectors.T) / self.temperature
         itself = torch.eye(count, dtype=torch.bool, device=vectors.device)
         pair_C = torch.arange(count, device=vectors.device) ^ 1
         total = F.cross_entropy(scores_CC.masked_fill(itself, -torch.inf), pair_C, reduction="sum")
@@ -268,6 +272,11 @@ def _targets(batch: Batch, documents: Documents, shape: tuple[int, ...] | None) 
             f"targets have shape {found}, but the batch has {count} documents, row by row; give one entry for each"
         )
     return batch.targets
+
+
+def _refuse_smoothing(label_smoothing: float) -> None:
+    if label_smoothing:
+        raise InputError(f"label_smoothing is {label_smoothing}, but this head has no labels to smooth; leave it at 0")
 
 
 def _refuse_outside(targets_C: Tensor, classes: int) -> None:

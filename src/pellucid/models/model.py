@@ -77,7 +77,7 @@ class Model(nn.Module):
         ``want="loss"`` gives ``Output.loss`` = (total, count) over what the batch asks and never holds all of a
         vocabulary's logits; ``want="hidden"`` stops before the head.
         """
-        self._check(batch, want)
+        self._check(batch, cache, want)
         memory, routing = self.remembered(batch, cache)
         placed = _apart(self.placed) if torch.compiler.is_compiling() else self.placed
         queries, keys = placed(batch, cache)
@@ -86,11 +86,15 @@ class Model(nn.Module):
         tallies = [RoutingTally() for _ in self.layers]
         for index, block in enumerate(self.layers):
             number = self.bias_of[index]
-            told: dict[str, Any] = {"bias": None if number is None else biases[number], "memory": memory, "tally": tallies[index]}
+            told: dict[str, Any] = {
+                "bias": None if number is None else biases[number],
+                "memory": memory,
+                "tally": tallies[index],
+            }
             if self.gradient_checkpointing and self.training and cache is None:
                 x_BTD = checkpoint(block, x_BTD, queries, keys, use_reentrant=False, **told)
             else:
-                x_BTD = block(x_BTD, queries, keys, cache.layers[index] if cache else None, **told)
+                x_BTD = block(x_BTD, queries, keys, cache.layers[index] if cache is not None else None, **told)
         x_BTD = self.norm(x_BTD).to(self.dtype)  # a wide stream ends here
         if cache is not None:
             cache.commit()
@@ -169,7 +173,7 @@ class Model(nn.Module):
         limit = self.config.max_position_embeddings
         return min([*table, *([] if limit is None else [limit])], default=None)
 
-    def _check(self, batch: Batch, want: str) -> None:
+    def _check(self, batch: Batch, cache: ContiguousCache | None, want: str) -> None:
         if not isinstance(batch, Batch):
             raise InputError(
                 f"a model takes a Batch, not {type(batch).__name__}; make one with Batch.from_rows([[5, 8, 2], [7]])"
@@ -178,6 +182,17 @@ class Model(nn.Module):
             raise InputError(f"want is {want!r}; choose logits, loss or hidden")
         if batch.types is not None and self.token_types is None:
             raise InputError("the batch has token types, but the config has no token_types; leave types out")
+        if cache is None:
+            return
+        if len(cache.layers) != len(self.layers):
+            raise InputError(
+                f"the cache has {len(cache.layers)} layers, but the model {len(self.layers)}; make one with new_cache"
+            )
+        if want != "hidden" and cache.length and getattr(self.head, "pooling", "last") != "last":
+            raise UnsupportedError(
+                "a cached chunk holds only the end of a document, and this head pools all of it; run it "
+                "at once, or choose pooling 'last'"
+            )
 
 
 def _apart(placed: Callable[..., tuple[Coordinates, Coordinates]]) -> Callable[..., tuple[Coordinates, Coordinates]]:

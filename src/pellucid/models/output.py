@@ -19,7 +19,8 @@ class Output:
     """What a forward pass gave; what was not wanted is None.
 
     ``logits`` are ``[B, T, V]`` for heads that mark tokens, and one row a document for heads about documents, in the
-    order of ``Batch.targets``. ``routing`` has the sums of each layer that routes, an encoder's first.
+    order of ``Batch.targets``. ``routing`` has the sums of each layer that
+    routed in this pass, an encoder's first.
     """
 
     hidden: Float[Tensor, "B T D"]

@@ -33,12 +33,12 @@ def spelled_out(data: dict[str, Any]) -> dict[str, Any]:
     for name in ("encoder", "source_vocab_size", "cross_attention"):
         if family != "encoder_decoder" and data.get(name) is not None:
             raise ValueError(f"{name} belongs to family 'encoder_decoder', but family is {family!r}; leave it out")
-    given_layers = data.get("num_hidden_layers")
+    given_layers, multiplier = data.get("num_hidden_layers"), data.get("embedding_multiplier")
     data = _stack(data, _RULES[family], two_way=family == "encoder")
     data["head"] = _head(data.get("head"), family)
     data.setdefault("tie_word_embeddings", _kind(data["head"]) in ("language_model", "masked_lm"))
     if family == "encoder_decoder":
-        data["encoder"] = _encoder(data, given_layers)
+        data["encoder"] = _encoder(data, given_layers, by_root=multiplier == "sqrt")
         if data.get("cross_attention") is None and _kind(data.get("attention")) == "grouped":
             data["cross_attention"] = _cross(data["attention"])
         elif isinstance(data.get("cross_attention"), Mapping):
@@ -64,7 +64,7 @@ def _stack(data: dict[str, Any], rule: str, *, two_way: bool) -> dict[str, Any]:
     return data
 
 
-def _encoder(decoder: dict[str, Any], layers: Any) -> Any:
+def _encoder(decoder: dict[str, Any], layers: Any, *, by_root: bool) -> Any:
     own = decoder.get("encoder")
     if own is not None and not isinstance(own, Mapping):
         return own
@@ -77,10 +77,8 @@ def _encoder(decoder: dict[str, Any], layers: Any) -> Any:
         data["position"] = position
     if "layers" not in own and "num_hidden_layers" not in own:
         data["num_hidden_layers"] = layers if layers is not None else len(decoder.get("layers") or ())
-    if "hidden_size" in own and "embedding_multiplier" not in own and "embedding_multiplier" in decoder:
-        root = math.sqrt(decoder["hidden_size"]) if isinstance(decoder.get("hidden_size"), int) else None
-        if decoder["embedding_multiplier"] == root:
-            data["embedding_multiplier"] = "sqrt"
+    if by_root and "embedding_multiplier" not in own:
+        data["embedding_multiplier"] = "sqrt"  # of its own size
     return _stack(data, "everything()", two_way=True)
 
 

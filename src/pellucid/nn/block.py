@@ -2,7 +2,7 @@
 
 Where the norms sit changes gradients, initialisation and the final norm; a block of one placement is never the
 other with a flag flipped, so each is a class of its own. ``needs_final_norm`` says what its stack must end with, and
-:mod:`pellucid.nn.init` how its weights start.
+:mod:`pellucid.nn.init` how its weights start. Blocks whose halves run side by side: :mod:`pellucid.nn.parallel_block`.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from pellucid.errors import InputError, UnsupportedError
 from pellucid.nn.attention import Memory
 from pellucid.nn.cache import LayerCache
 from pellucid.nn.moe.routing import RoutingTally
-from pellucid.nn.streams import AtLeast, AsWeightsOf, Multiply
+from pellucid.nn.streams import AsWeightsOf, AtLeast, Multiply
 from pellucid.shapes import Float, Tensor
 from pellucid.visibility import Coordinates
 
 
-class _Block(nn.Module):
+class Block(nn.Module):
     """What every block shares.
 
     ``branch_multiplier`` scales each branch before it joins the stream (Granite). ``stream_dtype`` keeps the stream in
-    that type or a wider one, float32 for example, whatever the weights are in; branches run in the type of the attention's weights.
-    A feed-forward part with ``routes = True`` is also told where the tokens are, and given the caller's ``tally``.
+    that type or a wider one, float32 for example, whatever the weights are in; branches run in the type of the
+    attention's weights. A feed-forward part with ``routes = True`` is also told where the tokens are, and given the
+    caller's ``tally``.
 
     A block with ``cross_attention`` and ``cross_norm`` reads a ``memory`` between its halves, in the way of its halves;
     parallel blocks have no place for it. ``bias`` is added to the scores of self-attention.
@@ -72,7 +73,9 @@ class _Block(nn.Module):
         self.to_branch: nn.Module = nn.Identity() if stream_dtype is None else AsWeightsOf(self.attention)
 
 
-class _TwoNormBlock(_Block):
+class TwoNormBlock(Block):
+    """What blocks with one norm for each half share."""
+
     def __init__(
         self,
         *,
@@ -95,7 +98,7 @@ class _TwoNormBlock(_Block):
         self._finish(dropout, branch_multiplier, stream_dtype)
 
 
-class PreNormBlock(_TwoNormBlock):
+class PreNormBlock(TwoNormBlock):
     """``x + f(norm(x))`` for each half (Xiong et al. 2020).
 
     The stream itself is never normalised, so the model needs a final norm.
@@ -124,7 +127,7 @@ class PreNormBlock(_TwoNormBlock):
         return x_BTD + self.residual_dropout(self._feed(self.ffn, h_BTD, queries, tally))
 
 
-class PostNormBlock(_TwoNormBlock):
+class PostNormBlock(TwoNormBlock):
     """``norm(x + f(x))`` for each half, as in Vaswani et al. 2017 §3.1; its last norm is the final norm."""
 
     needs_final_norm = False
@@ -150,7 +153,7 @@ class PostNormBlock(_TwoNormBlock):
         return self.ffn_norm(x_BTD + self.residual_dropout(h_BTD))
 
 
-class DeepNormBlock(_TwoNormBlock):
+class DeepNormBlock(TwoNormBlock):
     """``norm(α x + f(x))`` for each half (Wang et al. 2022 fig. 2); ``init.deep_norm_constants`` gives α and its β."""
 
     needs_final_norm = False
@@ -183,7 +186,7 @@ class DeepNormBlock(_TwoNormBlock):
         return f"alpha={self.alpha:g}"
 
 
-class SandwichBlock(_Block):
+class SandwichBlock(Block):
     """``x + norm(f(norm(x)))`` for each half (Ding et al. 2021; Gemma 2, GLM 4).
 
     With ``nn.Identity()`` as ``attn_norm`` and ``ffn_norm``, branches are normalised on leaving alone (OLMo 2).
@@ -237,74 +240,6 @@ class SandwichBlock(_Block):
             x_BTD = x_BTD + self.residual_dropout(self.cross_post_norm(h_BTD))
         h_BTD = self._feed(self.ffn, self.to_branch(self.ffn_norm(x_BTD)), queries, tally)
         return x_BTD + self.residual_dropout(self.ffn_post_norm(h_BTD))
-
-
-class ParallelBlock(_Block):
-    """``x + attention(norm(x)) + ffn(norm(x))``, both from one norm (Wang & Komatsuzaki 2021, GPT-J; Phi, Cohere)."""
-
-    needs_final_norm = True
-    takes_memory = False
-
-    def __init__(
-        self,
-        *,
-        attention: nn.Module,
-        ffn: nn.Module,
-        norm: nn.Module,
-        cross_attention: nn.Module | None = None,
-        cross_norm: nn.Module | None = None,
-        dropout: float,
-        branch_multiplier: float = 1.0,
-        stream_dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        self.norm = norm
-        self.attention = attention
-        self._cross(cross_norm=cross_norm, cross_attention=cross_attention)
-        self.ffn = ffn
-        self._finish(dropout, branch_multiplier, stream_dtype)
-
-    def forward(
-        self,
-        x_BTD: Float[Tensor, "B T D"],
-        queries: Coordinates,
-        keys: Coordinates,
-        cache: LayerCache | None = None,
-        *,
-        bias: Tensor | None = None,
-        memory: Memory | None = None,
-        tally: RoutingTally | None = None,
-    ) -> Float[Tensor, "B T D"]:
-        self._reads(memory)
-        x_BTD = self.to_stream(x_BTD)
-        h_BTD = self.to_branch(self.norm(x_BTD))
-        mixed_BTD = self.residual_dropout(self.attention(h_BTD, queries, keys, cache, bias))
-        return x_BTD + mixed_BTD + self.residual_dropout(self._feed(self.ffn, h_BTD, queries, tally))
-
-
-class ParallelTwoNormBlock(_TwoNormBlock):
-    """``x + attention(norm₁(x)) + ffn(norm₂(x))`` (Black et al. 2022 §2.1.2, GPT-NeoX; Falcon 40B)."""
-
-    needs_final_norm = True
-    takes_memory = False
-
-    def forward(
-        self,
-        x_BTD: Float[Tensor, "B T D"],
-        queries: Coordinates,
-        keys: Coordinates,
-        cache: LayerCache | None = None,
-        *,
-        bias: Tensor | None = None,
-        memory: Memory | None = None,
-        tally: RoutingTally | None = None,
-    ) -> Float[Tensor, "B T D"]:
-        self._reads(memory)
-        x_BTD = self.to_stream(x_BTD)
-        h_BTD = self.to_branch(self.attn_norm(x_BTD))
-        mixed_BTD = self.residual_dropout(self.attention(h_BTD, queries, keys, cache, bias))
-        h_BTD = self.to_branch(self.ffn_norm(x_BTD))
-        return x_BTD + mixed_BTD + self.residual_dropout(self._feed(self.ffn, h_BTD, queries, tally))
 
 
 def _plain(ffn: nn.Module, x_BTD: Tensor, _places: Coordinates, _tally: RoutingTally | None) -> Tensor:

@@ -238,6 +238,8 @@ class ContiguousCache:
         """
         if index.ndim != 1 or not len(index):
             raise ShapeError(f"reorder takes a list of one row number or more, not the shape {tuple(index.shape)}")
+        if index.dtype == torch.bool or index.is_floating_point():
+            raise InputError(f"reorder takes row numbers, not {index.dtype}; give the numbers of the rows to keep")
         chosen = index.tolist()
         if any(not 0 <= row < self.rows for row in chosen):
             raise InputError(f"reorder names rows {chosen}, but the cache has rows 0 to {self.rows - 1}")

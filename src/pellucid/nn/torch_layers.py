@@ -16,7 +16,7 @@ floating point; two at once are joined by ``&``. Padding may as well be said by 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -141,7 +141,7 @@ def _decoder_block(theirs: nn.TransformerDecoderLayer, rule: Rule | None) -> nn.
     return _block(theirs, causal() if rule is None else rule, norms, cross_attention=_cross(theirs.multihead_attn))
 
 
-def _block(theirs: Any, rule: Rule, norms: dict[str, nn.Module], **cross: nn.Module) -> nn.Module:
+def _block(theirs: Any, rule: Rule, norms: Mapping[str, nn.Module | None], **cross: Any) -> nn.Module:
     drops = {getattr(theirs, name).p for name in ("dropout1", "dropout2", "dropout3") if hasattr(theirs, name)}
     if len(drops) > 1:
         raise UnsupportedError(f"the layer drops its branches with {sorted(drops)}; one probability serves all here")
@@ -157,8 +157,7 @@ def _block(theirs: Any, rule: Rule, norms: dict[str, nn.Module], **cross: nn.Mod
             dropout=theirs.dropout.p,
         ),
         dropout=drops.pop(),
-        **{name: _norm(norm) for name, norm in norms.items()},
-        **cross,
+        **cross | {name: _norm(norm) for name, norm in norms.items()},
     )
 
 

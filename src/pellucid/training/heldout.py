@@ -130,7 +130,10 @@ def asked(batch: Batch) -> Iterator[Task]:
         for segment in lengths:
             mine = batch.segments[row] == segment
             tokens = batch.tokens[row][mine].tolist()
-            begins = int((_labels(batch)[row][mine] != IGNORED).int().argmax()) + 1
+            counted_T = _labels(batch)[row][mine] != IGNORED
+            if not counted_T.any():
+                continue
+            begins = int(counted_T.int().argmax()) + 1
             source = None
             if batch.source is not None:
                 source = batch.source.tokens[row][batch.source.segments[row] == segment].tolist()

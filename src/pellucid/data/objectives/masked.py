@@ -74,8 +74,9 @@ class MaskedLM:
             return batch
         dice = needed(dice, "MaskedLM")
         tokens = batch.tokens.clone().numpy()
-        if tokens.size and not tokens.max() < self.vocab_size:
-            raise DataError(f"token id {tokens.max()} was met, but vocab_size is {self.vocab_size}; raise it")
+        if tokens.size and not 0 <= tokens.min() <= tokens.max() < self.vocab_size:
+            odd = tokens.min() if tokens.min() < 0 else tokens.max()
+            raise DataError(f"token id {odd} was met, but ids are 0 to {self.vocab_size - 1}; use the text's tokenizer")
         labels = np.full_like(tokens, IGNORED)
         slots, document = batch.document_slots
         old = tokens.reshape(-1)[slots]

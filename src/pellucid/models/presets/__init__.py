@@ -45,7 +45,7 @@ def preset(name: str, overrides: Iterable[str] = ()) -> ModelConfig:
 def laid_over(name: object, changes: Mapping[str, Any]) -> dict[str, Any]:
     """The mapping of a preset, short forms and all, with ``changes`` laid over it.
 
-    A mapping is laid over a mapping key by key, unless both say their ``kind`` and differ in it; anything else takes
+    A mapping is laid over a mapping key by key, unless it says another ``kind``; anything else takes
     the place of what was there. ``layers`` takes the place of ``num_hidden_layers`` and ``rule``.
     """
     mapping = read_mapping(_FOLDER / f"{_known(name)}.yaml")
@@ -68,7 +68,6 @@ def _known(name: object) -> str:
 def _merged(below: Any, above: Any) -> Any:
     if not isinstance(below, Mapping) or not isinstance(above, Mapping):
         return above
-    kinds = below.get("kind"), above.get("kind")
-    if None not in kinds and kinds[0] != kinds[1]:
+    if "kind" in above and above["kind"] != below.get("kind", "grouped"):  # only attention may leave its kind out
         return above
     return {**below, **{key: _merged(below.get(key), value) for key, value in above.items()}}

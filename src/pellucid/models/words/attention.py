@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import model_validator
 
 from pellucid.configfile import Config
-from pellucid.models.words.numbers import Count, Positive
+from pellucid.models.words.numbers import Count, Heads, Positive
 
 
 class QKNorm(Config):
@@ -36,8 +36,8 @@ class Grouped(Config):
     """Multi-head, grouped-query or multi-query attention."""
 
     kind: Literal["grouped"] = "grouped"
-    num_attention_heads: Count
-    num_key_value_heads: Count
+    num_attention_heads: Heads
+    num_key_value_heads: Heads
     """Defaults to ``num_attention_heads`` (multi-head attention)."""
     head_dim: Count
     """Defaults to ``hidden_size / num_attention_heads``."""
@@ -77,7 +77,7 @@ class Latent(Config):
     """Multi-head latent attention: keys and values from a narrow latent, one rotary key for all heads (DeepSeek)."""
 
     kind: Literal["latent"] = "latent"
-    num_attention_heads: Count
+    num_attention_heads: Heads
     q_lora_rank: Count | None = None
     """Size of the queries' latent; None: queries straight from the stream."""
     kv_lora_rank: Count

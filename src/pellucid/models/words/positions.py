@@ -118,7 +118,7 @@ class RelativeBias(Config):
     """A learned bias a head for each bucket of distances (T5)."""
 
     kind: Literal["relative_bias"] = "relative_bias"
-    num_buckets: Count = 32
+    num_buckets: Annotated[int, Field(ge=2, le=512)] = 32
     max_distance: Count = 128
     bidirectional: bool
     """Half of the buckets are for keys ahead; defaults to true in an encoder, false in a decoder."""
