@@ -15,14 +15,19 @@ _LARGEST = 8 * 2**20
 _LONGEST = 1000
 
 
-def write_classes(folder: Path, classes: Sequence[str]) -> None:
-    """Write the file into ``folder``; nothing where there are no classes."""
+def write_classes(folder: Path, classes: Sequence[str], wanted: int | None) -> None:
+    """Write the file into ``folder``; nothing where there are no classes.
+
+    Raises:
+        CheckpointError: they are no different names, or not as many as the model's ``wanted`` ones.
+    """
     if classes:
+        _refuse_odd("classes", list(classes), wanted, "name each class of the model once")
         text = json.dumps(list(classes), indent=2, ensure_ascii=False)
         (folder / NAME).write_text(text + "\n", encoding="utf-8")
 
 
-def read_classes(folder: Path, wanted: int | None = None) -> tuple[str, ...]:
+def read_classes(folder: Path, wanted: int | None) -> tuple[str, ...]:
     """The names in ``folder``; none where it has no such file.
 
     Raises:
@@ -35,10 +40,14 @@ def read_classes(folder: Path, wanted: int | None = None) -> tuple[str, ...]:
         found = json.loads(read(path, _LARGEST).decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{plain(path)} is no JSON; copy it again") from error
-    if not isinstance(found, list) or not all(isinstance(name, str) and 0 < len(name) <= _LONGEST for name in found):
-        raise CheckpointError(f"{plain(path)} is no list of names; copy it again")
-    if len(set(found)) != len(found):
-        raise CheckpointError(f"{plain(path)} names a class twice; copy it again")
-    if wanted is not None and len(found) != wanted:
-        raise CheckpointError(f"{plain(path)} names {len(found)} classes, but the model has {wanted}; copy it again")
+    _refuse_odd(plain(path), found, wanted, "copy it again")
     return tuple(found)
+
+
+def _refuse_odd(what: str, names: object, wanted: int | None, way: str) -> None:
+    if not isinstance(names, list) or not all(isinstance(name, str) and 0 < len(name) <= _LONGEST for name in names):
+        raise CheckpointError(f"{what}: this is no list of names; {way}")
+    if len(set(names)) != len(names):
+        raise CheckpointError(f"{what}: a class is named twice; {way}")
+    if len(names) != wanted:
+        raise CheckpointError(f"{what}: {len(names)} classes are named, but the model has {wanted or 'none'}; {way}")

@@ -28,6 +28,7 @@ from torch import Tensor
 from pellucid.checkpoints import contract as contracts
 from pellucid.checkpoints.arguments import DTYPES, folder_path, widened
 from pellucid.checkpoints.classes import NAME as CLASSES
+from pellucid.checkpoints.classes import read_classes
 from pellucid.checkpoints.contract import (
     Contract,
     TextContract,
@@ -111,6 +112,13 @@ class Folder:
             return None
         with opened(self.path / TEMPLATE):
             return ChatTemplate.load(self.path / TEMPLATE)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, if the contract has a digest of them."""
+        if CLASSES not in self.contract.digests:
+            return ()
+        return read_classes(self.path, getattr(self.contract.model.head, "num_labels", None))
 
     def _check_digests(self, files: Mapping[str, Path], names: Iterable[str]) -> None:
         """Hold ``files``, and those of ``names`` that the contract has a digest of, against it."""

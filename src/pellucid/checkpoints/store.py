@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from pellucid.checkpoints.arguments import (
     usable_device,
 )
 from pellucid.checkpoints.atomic import new_folder
+from pellucid.checkpoints.classes import write_classes
 from pellucid.checkpoints.contract import Contract, TextContract, contract_of, described, stored_tensors
 from pellucid.checkpoints.files import digest
 from pellucid.checkpoints.folder import BESIDE, CONTRACT, TEMPLATE, TOKENIZER, Check, Folder, open_folder
@@ -45,6 +46,8 @@ class Checkpoint:
     contract: Contract
     report: LoadReport
     chat_template: ChatTemplate | None = None
+    classes: tuple[str, ...] = ()
+    """What a classifier's logits stand for, where the folder names it."""
 
     def probe(self) -> Probe:
         """How an audit asks this checkpoint's model."""
@@ -57,18 +60,26 @@ def save(
     *,
     tokenizer: Tokenizer | None = None,
     chat_template: ChatTemplate | str | None = None,
+    classes: Sequence[str] = (),
     max_shard_bytes: int | None = None,
 ) -> None:
     """Write ``model`` (and what its text needs) as a new folder. An existing target is refused, whatever it is.
 
     ``max_shard_bytes`` spreads the weights over files of that size, with an index. A chat template is tried on a few
-    small chats first.
+    small chats first. ``classes`` names what a classifier's logits stand for.
 
     Raises:
         CheckpointError: the target exists, the disk refuses, or the model is not what its config describes.
     """
     with new_folder(folder_path(path)) as folder:
-        write(folder, model, tokenizer=tokenizer, chat_template=chat_template, max_shard_bytes=max_shard_bytes)
+        write(
+            folder,
+            model,
+            tokenizer=tokenizer,
+            chat_template=chat_template,
+            classes=classes,
+            max_shard_bytes=max_shard_bytes,
+        )
 
 
 def write(
@@ -77,6 +88,7 @@ def write(
     *,
     tokenizer: Tokenizer | None = None,
     chat_template: ChatTemplate | str | None = None,
+    classes: Sequence[str] = (),
     max_shard_bytes: int | None = None,
 ) -> None:
     """Write a checkpoint's files into ``folder``, which the caller completes (see :func:`new_folder`).
@@ -98,6 +110,7 @@ def write(
     if tokenizer is not None:
         witness = witness.model_copy(update={"text": text_witness(tokenizer, template)})
         tokenizer.save(folder / TOKENIZER)
+    write_classes(folder, classes, getattr(config.head, "num_labels", None))
     names = write_weights(folder, held, most)
     names += [name for name in BESIDE if (folder / name).exists()]
     digests = {name: digest(folder / name) for name in names}
@@ -130,7 +143,7 @@ def load(
     folder = open_folder(path, kind)
     model, _ = folder.check(check)
     _fill(model if kind is None else model.to(kind), folder, place, kind)
-    return Checkpoint(model.eval(), folder.tokenizer, folder.contract, folder.report, folder.template)
+    return Checkpoint(model.eval(), folder.tokenizer, folder.contract, folder.report, folder.template, folder.classes)
 
 
 def _write_template(path: Path, template: ChatTemplate, tokenizer: Tokenizer | None) -> None:

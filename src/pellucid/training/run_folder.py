@@ -29,7 +29,6 @@ from pellucid.checkpoints.atomic import (
     new_folder,
     write_text,
 )
-from pellucid.checkpoints.classes import write_classes
 from pellucid.checkpoints.files import read
 from pellucid.configfile import to_yaml
 from pellucid.data.tokenizer import Tokenizer
@@ -221,8 +220,9 @@ class RunFolder:
         self._sync_metrics()
         with new_folder(target) as folder:
             state.save_state(folder / state.FOLDER, counters, optimizers)
-            write_classes(folder, classes)
-            store.write(folder, model, tokenizer=tokenizer)  # its contract comes last: without it nothing is a model
+            store.write(
+                folder, model, tokenizer=tokenizer, classes=classes
+            )  # its contract comes last: without it nothing is a model
         write_text(self.path / "last", target.name + "\n")
         return target
 
