@@ -142,7 +142,7 @@ def p_cache(model):
         pytest.fail("a fixed look-ahead has no cached form: leave this config to the other probes")
     by_groups = any(not rule.positional for rule in model.rules)
     expected = [answer(model, asked(model, [row]))[0] for row in LONG]
-    crosses, checked = model._crosses(), 0
+    crosses, checked = model.crosses, 0
     for side, ways in CHUNKS.items():
         for chunks in ways:
             if by_groups and chunks[0] < 4:  # the whole prefix of each row has to be in the first chunk

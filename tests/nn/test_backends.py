@@ -250,6 +250,30 @@ def test_finite_tensors_are_left_alone_and_a_compiler_is_asked_no_number(monkeyp
     assert bad.tolist() == [[False] * 3]
 
 
+@pytest.mark.parametrize("apart", [True, False])
+@pytest.mark.parametrize("compiling", [True, False])
+def test_a_compiler_goes_around_attention_at_places_that_are_apart(apart, compiling, monkeypatch):
+    row, went_around = Coordinates.range(3), []
+    places = Coordinates(row.positions, row.segments, layout=row.layout, apart=apart)
+    q, k, v = drawn(row, row)
+    expected = attend(q, k, v, rule=causal(), queries=row, keys=row)
+
+    def around(function):
+        def run(*arguments, **words):
+            went_around.append(function.__name__)
+            monkeypatch.setattr(torch.compiler, "is_compiling", lambda: False)
+            return function(*arguments, **words)
+
+        return run
+
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
+    monkeypatch.setattr(torch.compiler, "disable", around)
+    got = attend(q, k, v, rule=causal(), queries=places, keys=places)
+    monkeypatch.undo()
+    torch.testing.assert_close(got, expected, atol=1e-10, rtol=0)
+    assert went_around == ["attend"] * (apart and compiling)
+
+
 # --- what is not finite --------------------------------------------------------------------------------------------
 
 

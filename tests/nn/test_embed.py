@@ -57,10 +57,15 @@ def test_padding_is_zero_whatever_it_held(told):
         assert torch.equal(x.grad, (segments != 0).float()[..., None].expand(2, 3, 4))
 
 
-def test_a_stream_without_padding_is_left_alone():
+def test_a_stream_without_padding_is_left_alone(monkeypatch):
     x = torch.randn(2, 3, 4)
     assert silenced(x, Coordinates.range(3, 2)) is x
     packed = Coordinates(torch.tensor([[0, 1, 0]] * 2), torch.tensor([[1, 1, 2]] * 2))
     assert silenced(x, packed) is x
+    apart = Coordinates(packed.positions, packed.segments, apart=True)
+    assert silenced(x, apart) is x
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert silenced(x, packed) is x
+    assert silenced(x, apart) is not x  # one graph for batches with padding and without
     believed = Layout(2, 3, (Run(0, 0, 3, 1, 0), Run(1, 0, 2, 1, 0)))  # what the host says decides
     assert silenced(x, Coordinates(packed.positions, packed.segments, layout=believed)) is not x

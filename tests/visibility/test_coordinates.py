@@ -67,6 +67,17 @@ def test_what_is_made_once():
     assert made == ["angles", "mask"]
 
 
+@pytest.mark.parametrize("apart", [True, False])
+@pytest.mark.parametrize("compiling", [True, False])
+def test_a_compiler_goes_around_what_is_made_for_places_that_are_apart(apart, compiling, monkeypatch):
+    tokens, went_around = Coordinates.range(2), []
+    tokens = Coordinates(tokens.positions, tokens.segments, apart=apart)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
+    monkeypatch.setattr(torch.compiler, "disable", lambda function: went_around.append(0) or function)
+    assert tokens.once("mask", lambda: 5) == tokens.once("mask", lambda: 6) == 5
+    assert len(went_around) == 2 * (apart and compiling)
+
+
 def test_range_layout_is_what_would_be_read():
     tokens = Coordinates.range(5, 3)
     assert tokens.layout == Layout.of(tokens.positions, tokens.segments)
