@@ -90,15 +90,24 @@ def test_every_field_goes_along():
     """A field that ``to`` or ``with_labels`` forgot would be learnt from in silence."""
     batch = Batch.from_pairs([[5, 8], [6]], [[7, 2], [3]])
     ones = torch.ones_like(batch.tokens)
-    batch = replace(batch, groups=ones, types=ones, labels=ones, targets=torch.tensor([1, IGNORED]))
+    labels = torch.where(batch.segments != 0, 1, IGNORED)
+    batch = replace(batch, groups=ones, types=ones, labels=labels, targets=torch.tensor([1, IGNORED]))
     there = batch.to("meta")
     for field in fields(batch):
         value = getattr(there, field.name)
         assert value is not None
         assert not isinstance(value, torch.Tensor) or value.device.type == "meta"
     assert there.source.tokens.device.type == "meta"
-    assert (there.documents, there.counted.shape, there.counted_documents.shape) == (2, (4,), (1,))
-    relabelled = batch.with_labels(ones * 3)
+    assert (there.documents, there.counted.shape, there.counted_documents.shape) == (2, (3,), (1,))
+    relabelled = batch.with_labels(labels)
     assert relabelled.source is batch.source
     assert relabelled.targets is batch.targets
     assert relabelled.types is ones
+
+
+def test_a_label_on_padding_is_refused():
+    """What is padding, segments say; a shifted or hand-made label would be learnt in silence (B80)."""
+    batch = Batch.from_rows([[1, 2], [1]])
+    with pytest.raises(DataError, match=r"slot 1 of row 1 is padding, but its label is 2; padding has -100"):
+        batch.with_labels(torch.tensor([[3, 1], [2, 2]]))
+    assert batch.with_labels(torch.tensor([[3, 1], [2, IGNORED]])).counted.tolist() == [0, 1, 2]

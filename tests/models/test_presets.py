@@ -182,7 +182,12 @@ def test_what_does_not_fit_a_preset_is_refused():
     with pytest.raises(ConfigError, match="hidden_size"):
         preset("gpt2", ["hiden_size=3"])
     with pytest.raises(ConfigError, match="make them agree"):
-        preset("tiny-decoder", ["num_hidden_layers=2"])
+        preset("tiny-decoder", ["num_hidden_layers=40"])
+
+
+def test_a_preset_that_lists_its_layers_can_be_made_shallower_and_narrower():
+    assert preset("deepseek-v3", ["num_hidden_layers=4"]).layers == preset("deepseek-v3").layers[:4]
+    assert preset("t5-base", ["hidden_size=96"]).logit_multiplier == 96**-0.5
 
 
 def test_the_built_package_carries_them():

@@ -120,7 +120,9 @@ def test_attention_to_a_memory(memory_size, bias):
 
 
 @pytest.mark.parametrize(("masks", "rule"), MASKS.values(), ids=MASKS)
-@pytest.mark.parametrize("activation", ["relu", "gelu", F.silu, nn.GELU("tanh")], ids=lambda a: getattr(a, "__name__", str(a)))
+@pytest.mark.parametrize(
+    "activation", ["relu", "gelu", F.silu, nn.GELU("tanh")], ids=lambda a: getattr(a, "__name__", str(a))
+)
 @each_norm_first
 def test_encoder_layers(masks, rule, activation, norm_first):
     kind = {"attn_mask": "src_mask", "key_padding_mask": "src_key_padding_mask"}

@@ -57,6 +57,8 @@ class Batch:
                     f"{name} has shape {tuple(value.shape)}, but tokens has {tuple(self.tokens.shape)}; "
                     "every field has one entry a slot"
                 )
+        if self.labels is not None and self.labels.device.type == "cpu" and self.segments.device.type == "cpu":
+            self._refuse_labelled_padding()
         if self.layout is None and self.tokens.device.type == "cpu":
             object.__setattr__(self, "layout", Layout.of(self.positions, self.segments))
         if self.source is not None and self.source.shape[0] != self.shape[0]:
@@ -68,6 +70,16 @@ class Batch:
             raise ShapeError(
                 f"targets has shape {tuple(self.targets.shape)}, but there are {self.documents} documents; "
                 "give one entry a document, row by row and segment by segment"
+            )
+
+    def _refuse_labelled_padding(self) -> None:
+        assert self.labels is not None
+        wrong = (self.labels != IGNORED) & (self.segments == 0)
+        if bool(wrong.any()):
+            row, slot = wrong.nonzero()[0].tolist()
+            raise DataError(
+                f"slot {slot} of row {row} is padding, but its label is {int(self.labels[row, slot])}; padding has "
+                f"{IGNORED}, as data.objectives give it"
             )
 
     @classmethod

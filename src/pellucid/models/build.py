@@ -31,6 +31,7 @@ def build(
         raise ConfigError(
             f"build takes a ModelConfig, not {type(config).__name__}; make one with ModelConfig(**mapping)"
         )
+    _check(seed, dtype, device)
     with torch.device("meta"):
         model = assembled(config, backend)
     if torch.device(device).type != "meta":
@@ -38,6 +39,22 @@ def build(
         _fill(model, config, seed)
     tie(model, config)
     return model.to(dtype).eval()
+
+
+def _check(seed: object, dtype: object, device: object) -> None:
+    if type(seed) is not int or not 0 <= seed < 1 << 63:
+        raise ConfigError(f"seed is {str(seed)[:40]!r}, but a whole number from 0 to 2^63 - 1 is needed")
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ConfigError(
+            f"dtype is {str(dtype)[:40]!r}, but weights are floating-point; give torch.float32, for example"
+        )
+    try:
+        torch.empty(0, device=device)  # type: ignore[call-overload]
+    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise ConfigError(
+            f"device is {str(device)[:40]!r}, which cannot be used here ({reason}); choose cpu"
+        ) from error
 
 
 def _fill(model: Model, config: ModelConfig, seed: int) -> None:

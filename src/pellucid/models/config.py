@@ -128,6 +128,7 @@ class ModelConfig(Stack):
     head_bias: bool = False
     """A bias on the tokens' logits."""
     logit_multiplier: Positive = 1.0
+    """What tokens' logits are multiplied by; ``rsqrt`` is short for ``hidden_size ** -0.5`` (T5's tied table)."""
     final_logit_softcapping: Positive | None = None
     """Bends tokens' logits to ``c · tanh(logit / c)``, after the multiplier."""
 

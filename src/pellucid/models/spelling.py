@@ -59,8 +59,11 @@ def _stack(data: dict[str, Any], rule: str, *, two_way: bool) -> dict[str, Any]:
     if isinstance(data.get("attention"), Mapping):
         data["attention"] = _attention(dict(data["attention"]), data)
     size = data.get("hidden_size")
-    if data.get("embedding_multiplier") == "sqrt" and isinstance(size, int) and size > 0:
-        data["embedding_multiplier"] = math.sqrt(size)
+    if isinstance(size, int) and size > 0:
+        if data.get("embedding_multiplier") == "sqrt":
+            data["embedding_multiplier"] = math.sqrt(size)
+        if data.get("logit_multiplier") == "rsqrt":
+            data["logit_multiplier"] = size**-0.5
     return data
 
 

@@ -365,5 +365,7 @@ class AnyOf(_Combined):
 
 def _need_groups(coordinates: Coordinates, rule: Rule) -> Tensor:
     if coordinates.groups is None:
-        raise ConfigError(f"{rule} reads groups, but these coordinates carry none; give Coordinates(groups=…)")
+        raise ConfigError(
+            f"{rule} reads groups, but there are none here; give Batch(…, groups=…) or Coordinates(…, groups=…)"
+        )
     return coordinates.groups

@@ -46,11 +46,15 @@ def laid_over(name: object, changes: Mapping[str, Any]) -> dict[str, Any]:
     """The mapping of a preset, short forms and all, with ``changes`` laid over it.
 
     A mapping is laid over a mapping key by key, unless it says another ``kind``; anything else takes
-    the place of what was there. ``layers`` takes the place of ``num_hidden_layers`` and ``rule``.
+    the place of what was there. ``layers`` takes the place of ``num_hidden_layers`` and ``rule``; of a preset that
+    lists its layers, ``num_hidden_layers`` takes the first ones.
     """
     mapping = read_mapping(_FOLDER / f"{_known(name)}.yaml")
     if "layers" in changes:
         mapping = {key: value for key, value in mapping.items() if key not in ("num_hidden_layers", "rule")}
+    count = changes.get("num_hidden_layers")
+    if "layers" in mapping and "layers" not in changes and type(count) is int and 0 < count <= len(mapping["layers"]):
+        mapping = {**mapping, "layers": mapping["layers"][:count]}
     merged = _merged(mapping, changes)
     assert isinstance(merged, dict)
     return merged
