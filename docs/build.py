@@ -1,7 +1,7 @@
 """The documentation, checked: runs the Python in every page and writes the command line's help.
 
-    python docs/build.py            run every page, write docs/cli.md
-    python docs/build.py --check    the same, but fail where docs/cli.md is stale
+    python docs/build.py            run every page, write docs/cli.md and docs/words.md
+    python docs/build.py --check    the same, but fail where one of the two is stale
 
 The ``python`` blocks of a page share one namespace and run in an empty folder, with warnings as errors. A ``text``
 block right behind a ``python`` block is what that block prints.
@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 CLI = ROOT / "docs" / "cli.md"
+WORDS = ROOT / "docs" / "words.md"
 WIDTH = 88
 
 _FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -127,6 +128,14 @@ def _help(command: Any, context: Any) -> str:
     return f"```text\n{command.get_help(context).rstrip()}\n```"
 
 
+def words_page() -> str:
+    """``docs/words.md``: every word of a config."""
+    sys.path.insert(0, str(ROOT / "docs"))
+    from words_page import words_page as written
+
+    return written()
+
+
 def main(arguments: list[str]) -> int:
     """Run everything; 1 when a page is stale."""
     for page in pages():
@@ -134,13 +143,14 @@ def main(arguments: list[str]) -> int:
         for words in command_lines(page):
             if words[0] == "pellucid":
                 parse_command(words)
-    fresh = cli_page()
-    if "--check" not in arguments:
-        CLI.write_text(fresh, encoding="utf-8")
-    elif not CLI.is_file() or CLI.read_text(encoding="utf-8") != fresh:
-        print("docs/cli.md is stale; run: make docs", file=sys.stderr)
-        return 1
-    return 0
+    stale = False
+    for page, fresh in ((CLI, cli_page()), (WORDS, words_page())):
+        if "--check" not in arguments:
+            page.write_text(fresh, encoding="utf-8")
+        elif not page.is_file() or page.read_text(encoding="utf-8") != fresh:
+            print(f"docs/{page.name} is stale; run: make docs", file=sys.stderr)
+            stale = True
+    return int(stale)
 
 
 if __name__ == "__main__":

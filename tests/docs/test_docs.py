@@ -92,6 +92,13 @@ def test_the_page_of_the_command_line_is_fresh() -> None:
     assert build.CLI.read_text(encoding="utf-8") == build.cli_page(), "run: make docs"
 
 
+def test_the_page_of_words_is_fresh_and_whole() -> None:
+    page = build.WORDS.read_text(encoding="utf-8")
+    assert page == build.words_page(), "run: make docs"
+    for word in ("qk_rope_head_dim", "num_experts_per_tok", "low_freq_factor", "source_vocab_size", "label_smoothing"):
+        assert f"| `{word}` |" in page
+
+
 def test_the_examples_in_the_help_parse() -> None:
     examples = re.findall(r"^ +(pellucid [a-z].*)$", build.cli_page(), re.MULTILINE)
     verbs = re.findall(r"^## pellucid (\w+)$", build.cli_page(), re.MULTILINE)
