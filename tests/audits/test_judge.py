@@ -49,7 +49,7 @@ def test_the_reason_for_deciding_without_float64_is_given():
 
     found = audit(Uncopied(0.1), checks=["future"]).findings[0]
     assert found.status == "leak"
-    assert found.decided.endswith("(no float64 copy: no copies of this)")
+    assert found.decided.endswith("(no float64 copy: no copies of this please)")
 
     class Stubborn(Kernel):
         def forward(self, tokens):

@@ -1,5 +1,7 @@
 """Masked language modelling: who is chosen, what stands there instead, and what is predicted."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -128,5 +130,12 @@ def test_impossible_settings_are_refused(settings, message) -> None:
 
 
 def test_ids_beyond_the_vocabulary_are_refused() -> None:
-    with pytest.raises(DataError, match=f"token id {V} was met, but vocab_size is {V}"):
+    with pytest.raises(DataError, match=f"token id {V} was met, but ids are 0 to {V - 1}"):
         masked(Batch.from_rows([[5, V]]))
+
+
+def test_negative_ids_are_refused_too():
+    """They would count from the end of the table of special ids."""
+    batch = replace(Batch.from_rows([[5, 6]]), tokens=torch.tensor([[5, -3]]))
+    with pytest.raises(DataError, match=r"token id -3 was met"):
+        MaskedLM(mask_id=4, vocab_size=V, special_ids=(0, 1))(batch, torch.Generator().manual_seed(0))

@@ -66,7 +66,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The records that ``stdlib_jobs.py`` makes of a part of the standard library."""
     folder = tmp_path_factory.mktemp("jobs")
     patch = pytest.MonkeyPatch()
-    patch.setattr(sys, "argv", ["stdlib_jobs.py", str(folder), "--files", "40"])
+    patch.setattr(sys, "argv", ["stdlib_jobs.py", str(folder), "--files", "15"])
     runpy.run_path(str(ROOT / "examples" / "stdlib_jobs.py"), run_name="__main__")
     patch.undo()
     return folder
@@ -89,4 +89,5 @@ def test_small_jobs_of_every_family_run(
     result = json.loads(capsys.readouterr().out)
     assert result["steps"] == 4
     assert load(result["checkpoint"]).model.config.family == ("encoder_decoder" if name == "names" else "encoder")
-    print(result)
+    figures = result["heldout_figures"]
+    assert all(figure["baseline"] is not None for figure in figures.values())

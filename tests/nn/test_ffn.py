@@ -22,6 +22,7 @@ BY_DEFINITION = {
     "quick_gelu": lambda x: x * _sigmoid(1.702 * x),
     "silu": lambda x: x * _sigmoid(x),
     "sigmoid": _sigmoid,
+    "tanh": math.tanh,
 }
 
 

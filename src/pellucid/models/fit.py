@@ -56,11 +56,6 @@ def _check_length(stack: Stack) -> None:
 
 def _check_first_weights(stack: Stack) -> None:
     placement = stack.norm_placement
-    if placement == "deep" and stack.residual_multiplier != 1.0:
-        raise ValueError(
-            f"residual_multiplier is {stack.residual_multiplier}, but norm_placement 'deep' has its own α and β; "
-            "leave it out"
-        )
     if placement not in _DRAWN and (stack.residual_init != "scaled" or stack.initializer_range is not None):
         raise ValueError(
             f"norm_placement {placement!r} starts from Xavier's scale; residual_init and initializer_range belong to "
