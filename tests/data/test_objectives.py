@@ -180,6 +180,16 @@ def test_slots_stay_as_many_where_the_start_fits_and_pairs_stay_pairs() -> None:
     assert gap.segments.tolist() == [[1, 1, 3, 3]]
     begun = Batch.from_pairs([[5]], [[0, 7]], length=4)
     assert SequenceToSequence(0)(begun).tokens is begun.tokens
+    begun = Batch.from_pairs([[5]], [[3, 7]], side="left", length=4)  # padding misses no start, whatever its id
+    assert SequenceToSequence(3)(begun).tokens is begun.tokens
+
+
+def test_the_longest_row_of_any_makes_room_for_its_starts() -> None:
+    """Rows of 4 and 2 tokens in 4 slots, and the other way round: the start tokens need a fifth."""
+    for targets in ([[1, 2, 4, 5], [6, 7]], [[6, 7], [1, 2, 4, 5]]):
+        batch = SequenceToSequence(0)(Batch.from_pairs([[5], [6]], targets))
+        assert [row[row != 0].tolist() for row in batch.tokens] == targets
+        assert batch.shape == (2, 5)
 
 
 def test_teacher_forcing_needs_pairs() -> None:

@@ -3,6 +3,8 @@
 _EMPTY_PIECE = "a piece of padding without slots takes nothing and gives nothing"
 _SUM = "a NaN or Inf in either sum is one in their difference too, and finite sums have a finite difference"
 _LONGER = "a rule that is plain at a greater length is at a smaller one, and where it is not, the exact length is asked"
+_NO_BIAS = "what is None needs no gradient, so that the second question only tells the type checker"
+_NO_ROWS = "a chunk without rows adds a loss of 0 and a gradient of 0"
 _EQUAL = "tuples are compared by order only where they differ, and None differs only from numbers, told apart before"
 
 EQUIVALENT: dict[str, str] = {
@@ -14,5 +16,8 @@ EQUIVALENT: dict[str, str] = {
     "nn/backends/sdpa.py _shortcut: key.slots - 1 -> key.slots + 1": _LONGER,
     "nn/backends/sdpa.py _shortcut: is_plain_causal(rule, length) or is_plain_causal(rule, key.slots)"
     " -> is_plain_causal(rule, key.slots)": _LONGER,
+    "nn/losses.py _LinearCrossEntropy.forward: needs_b and bias_V is not None -> needs_b": _NO_BIAS,
+    "nn/losses.py _LinearCrossEntropy.forward: range(0, hidden_CD.shape[0], chunk)"
+    " -> range(0, hidden_CD.shape[0] + 1, chunk)": _NO_ROWS,
     "visibility/rules.py All.reach: r[0] or 0 -> r[0]": _EQUAL,
 }

@@ -58,6 +58,17 @@ def test_float32_and_autocast_are_near_float64():
     assert low.total.dtype == torch.float32
 
 
+@pytest.mark.parametrize("height", [-3e4, 3e4])
+def test_logits_of_any_size_do_not_overflow(height):
+    """Only differences count: rows as high, or as low, as float32 can tell them apart."""
+    hidden, weight, bias, labels = inputs(dtype=torch.float32)
+    found = linear_cross_entropy(hidden, weight, labels, bias_V=bias + height).total
+    found.backward()
+    logits = (hidden @ weight.T + (bias + height)).flatten(0, 1)
+    torch.testing.assert_close(found, F.cross_entropy(logits, labels.flatten(), reduction="sum"), rtol=1e-5, atol=1e-3)
+    assert all(torch.isfinite(x.grad).all() for x in (hidden, weight))
+
+
 def test_nothing_counted_is_zero_and_harmless():
     """B79: no 0/0; the loss is 0, the count 0, every gradient exactly 0."""
     hidden, weight, bias, labels = inputs()
@@ -115,6 +126,8 @@ def test_whoever_learns_learns_alone(learning):
     assert torch.equal(got.total, expected.total)
     assert got.total.requires_grad == any(learning)
     if any(learning):
+        kept = [gradient is not None for gradient in got.total.grad_fn.saved_tensors]
+        assert kept == [bool(learns) for learns in learning], "a gradient for nobody is memory for nothing"
         got.total.backward()
     for x, whole in zip(few, everyone, strict=True):
         assert x is None or (x.grad is None if not x.requires_grad else torch.equal(x.grad, whole.grad))

@@ -184,6 +184,7 @@ def test_edges_reach_ahead_settled_hold(tree, length):
     rule = rule_of(tree)
     pairs = [(q, k) for q in range(length) for k in range(length) if sees(tree, q, k)]
     assert rule.edges(length) == len(pairs)
+    assert all((stop > start).any() for start, stop in rule.intervals(length))  # few parts, however many rules
     back, first = rule.reach
     assert all(back is None or q - k <= back or k < first for q, k in pairs)
     assert all(rule.ahead is None or k - q <= rule.ahead for q, k in pairs)
