@@ -227,3 +227,15 @@ def test_a_template_may_refuse_some_chats(tmp_path: Path, template: str, refused
     assert text.chats is not None
     assert {name for name, answer in text.chats.items() if answer.ids is None} == refused
     assert verify(tmp_path / "a").passed
+
+
+def test_text_that_looks_like_a_list_of_numbers_stays_as_it_is() -> None:
+    """Rows of numbers go on one line in the file; what stands in a text is no row."""
+    import json
+
+    from pellucid.checkpoints.contract import _FLAT, _row
+
+    text = json.dumps({"said": "[ 1, 2 ]", "row": [1, 2]}, indent=2)
+    written = _FLAT.sub(lambda match: _row(match[0]), text)
+    assert json.loads(written) == {"said": "[ 1, 2 ]", "row": [1, 2]}
+    assert '"row": [1, 2]' in written

@@ -34,7 +34,7 @@ SCHEMA_VERSION = 4
 _LARGEST = 8 * 2**20
 _MOST_VALUES, _MOST_KEYS = 40_000, 4000
 _SPEC = re.compile(r"[a-z]+[0-9]*\[[0-9, ]{0,200}\]")
-_FLAT = re.compile(r"\[\s+((?:-?[0-9.e+-]+|null),?\s+)+\]")
+_FLAT = re.compile(r"\[\n\s*((?:-?[0-9.e+-]+|null),?\s+)+\]")
 _WIDTH = 160
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
