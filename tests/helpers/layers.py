@@ -67,6 +67,25 @@ def in_chunks(blocks, x, whole, chunks, cache=None, memory=None, bias=None):
     return torch.cat(outs, 1)
 
 
+def assert_unread_slots_never_matter(blocks, x, bad, atol):
+    """What unused and padded slots of a cache hold: outputs and gradients as if it were 0, for two rows of nine."""
+    whole = laid_out((9, 7), (0, 2), 9)
+
+    def outcome(value):
+        cache = new_cache(blocks, 2, 12)
+        in_chunks(blocks, x, whole, [4], cache)
+        for held in cache.layers:
+            for tensor in held.tensors:
+                tensor[:, cache.length :] = value
+                tensor[1, :2] = value
+        out = in_chunks(blocks, x[:, 4:], laid_out((5, 5), (0, 0), 5), [5], cache)
+        parameters = [p for block in blocks for p in block.parameters()]
+        return [out, *torch.autograd.grad(out.square().sum(), parameters)]
+
+    for got, expected in zip(outcome(bad), outcome(0.0), strict=True):
+        torch.testing.assert_close(got, expected, atol=atol, rtol=0)
+
+
 def assert_chunks_agree(blocks, x, whole, chunks, memory=None, bias=None):
     """P-CACHE: at every real token what one pass gives."""
     expected = run(blocks, x, whole, memory=memory, bias=bias)[whole.real]

@@ -15,6 +15,7 @@ FILES = (
     "visibility/coordinates.py",
     "visibility/foreign.py",
     "visibility/intervals.py",
+    "visibility/leaves.py",
     "visibility/rules.py",
     "nn/attend.py",
     "nn/attention.py",

@@ -10,8 +10,8 @@ from mutants.mutate import FILES, SOURCE, Mutant, mutants
 from mutants.run import chosen
 
 FAMOUS = (
-    ("visibility/rules.py Lookahead.sees: ", "<= ", "< "),  # who sees itself
-    ("visibility/rules.py Window.sees: ", "> ", ">= "),  # one key too many
+    ("visibility/leaves.py Lookahead.sees: ", "<= ", "< "),  # who sees itself
+    ("visibility/leaves.py Window.sees: ", "> ", ">= "),  # one key too many
 )
 
 

@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 
+from helpers.layers import laid_out
 from pellucid.errors import UnsupportedError
 from pellucid.nn import ContiguousCache, attend
 from pellucid.nn.positions import (
@@ -86,16 +87,6 @@ SCHEMES |= {
     "interleaved sines": attention(table=SinusoidalPositions(3 * HEADS * SIZE)),
     "tensor2tensor": attention(table=SinusoidalPositions(3 * HEADS * SIZE, layout="tensor2tensor", offset=2)),
 }
-
-
-def laid_out(lengths, starts, slots):
-    """Rows of these lengths that begin at these slots; padding says positions that no token has."""
-    positions = torch.full((len(lengths), slots), 5)
-    segments = torch.zeros(len(lengths), slots, dtype=torch.long)
-    for i, (length, start) in enumerate(zip(lengths, starts, strict=True)):
-        positions[i, start : start + length] = torch.arange(length)
-        segments[i, start : start + length] = 1
-    return Coordinates(positions, segments)
 
 
 def features(length, seed):

@@ -16,7 +16,6 @@ from pellucid.data.batch import IGNORED, Batch
 from pellucid.data.objectives import causal
 from pellucid.models import words
 from pellucid.models.config import ModelConfig
-from pellucid.models.encoder_decoder import EncoderDecoder
 from pellucid.models.model import Model
 
 FOLDS = 4
@@ -109,9 +108,8 @@ def stream_types(model: Model, probe: Probe) -> tuple[str, ...]:
     def note(_: nn.Module, __: object, x_BTD: Tensor) -> None:
         found.append(str(x_BTD.dtype).removeprefix("torch."))
 
-    blocks = [*model.encoder.layers] if isinstance(model, EncoderDecoder) else []
     with ExitStack() as hooks:
-        for block in dict.fromkeys([*blocks, *model.layers]):
+        for block in dict.fromkeys(block for stack in model.stacks for block in stack.layers):
             hooks.callback(block.register_forward_hook(note).remove)
         model(probe.batch(), want="hidden")
     return tuple(found)

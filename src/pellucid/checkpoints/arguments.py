@@ -14,6 +14,7 @@ from pellucid.data.chat import ChatTemplate
 from pellucid.data.files import plain
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import CheckpointError
+from pellucid.models.devices import why_unusable
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """The types that weights may have."""
@@ -54,11 +55,8 @@ def usable_device(device: object) -> torch.device:
         raise CheckpointError(f"device is {shown(device)}, but {wanted}; leave it out for the CPU") from error
     if found.type == "meta":
         raise CheckpointError("device is 'meta', which holds no weights; build(config, device='meta') needs no folder")
-    try:
-        torch.zeros(1, device=found)
-    except (RuntimeError, AssertionError, ImportError, AttributeError, TypeError, ValueError) as error:
-        reason = " ".join(str(error).split(". ")[0].split())[:200]
-        raise CheckpointError(f"device is {str(found)!r}, which cannot be used here: {reason}; choose cpu") from error
+    if reason := why_unusable(found):
+        raise CheckpointError(f"device is {str(found)!r}, which cannot be used here: {reason}; choose cpu")
     return found
 
 

@@ -19,7 +19,6 @@ from torch.overrides import TorchFunctionMode
 from pellucid.checkpoints.inputs import spread
 from pellucid.models.build import build
 from pellucid.models.config import ModelConfig, Stack
-from pellucid.models.encoder_decoder import EncoderDecoder
 from pellucid.models.model import Model
 from pellucid.nn.latent import LatentAttention
 
@@ -138,10 +137,9 @@ def amplified(model: Model, gains: Sequence[float]) -> Iterator[None]:
     def louder(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         return (arguments[0] * gains_B11, *arguments[1:])
 
-    stacks = [model, *([model.encoder] if isinstance(model, EncoderDecoder) else [])]
     with ExitStack() as hooks:
         if gains_B11 is not None:
-            parts = [part for stack in stacks for part in _first_branches(stack)]
+            parts = [part for stack in model.stacks for part in _first_branches(stack)]
             for part in parts:
                 hooks.callback(part.register_forward_pre_hook(louder).remove)
         yield

@@ -241,8 +241,7 @@ def _blank(path: Path, contract: Contract) -> Model:
 
 def _laid_out(path: Path, contract: Contract, dtype: torch.dtype) -> Model:
     config, tensors = contract.model, len(contract.tensors)
-    stacks = [config, *([] if config.encoder is None else [config.encoder])]
-    layers = sum(layer.same_as is None for stack in stacks for layer in stack.each_layer)
+    layers = sum(layer.same_as is None for stack in config.stacks for layer in stack.each_layer)
     if layers > tensors:
         raise MismatchError(f"{path} describes {layers} layers but only {tensors} tensors")
     try:

@@ -12,7 +12,7 @@ from pellucid.checkpoints.inputs import spread
 from pellucid.data.batch import Batch
 from pellucid.models import parts
 from pellucid.models.config import ModelConfig, Stack
-from pellucid.models.words import ClampedGated, DynamicNTK, Grouped, Learned, LongRope, MoE, Position, Rope
+from pellucid.models.words import ClampedGated, DynamicNTK, Grouped, LongRope, MoE, Position, Rope
 from pellucid.nn.positions import RelativeBias
 from pellucid.visibility import Rule
 
@@ -35,8 +35,7 @@ class Side:
     def __init__(self, stack: Stack, vocab_size: int) -> None:
         self.stack, self.vocab_size, self._used = stack, vocab_size, 0
         schemes = list(dict.fromkeys(layer.position or stack.position for layer in stack.each_layer))
-        table = stack.position.max_positions if isinstance(stack.position, Learned) else None
-        self.longest = min((most for most in (table, stack.max_position_embeddings) if most is not None), default=None)
+        self.longest = stack.max_length
         self.turning = _turning_lengths(schemes, self.longest)
         self.bounds = _few(sorted(_numbers(stack)))
         self.buckets = _few(sorted(_bucket_bounds(stack, schemes)))

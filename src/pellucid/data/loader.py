@@ -2,7 +2,8 @@
 
 The stream is one sequence of rows: epoch after epoch, each a new shuffle of all rows. Batch i takes the next
 ``world_size · batch_size`` rows and rank r the r-th ``batch_size`` of them, so all batches are full and have
-one shape, ranks never share a row, each row comes once an epoch, and one number says where the stream is.
+one shape (an objective that writes rows anew, as span corruption does, may give others), ranks never share a
+row, each row comes once an epoch, and one number says where the stream is.
 What an objective draws follows from the seed, that number and the rank, so it is resumed exactly too.
 """
 

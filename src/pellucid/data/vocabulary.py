@@ -72,8 +72,8 @@ def _trimmed(backend: Backend, vocab_size: int, specials: list[str]) -> Backend:
     parts = json.loads(backend.to_str())
     vocab = parts["model"]["vocab"]
     longer = [number for number, (piece, _) in enumerate(vocab) if len(piece) > 1 and piece not in specials]
-    worst = sorted(longer, key=lambda number: vocab[number][1])[: max(0, len(vocab) - vocab_size)]
-    parts["model"]["vocab"] = [entry for number, entry in enumerate(vocab) if number not in set(worst)]
+    worst = set(sorted(longer, key=lambda number: vocab[number][1])[: max(0, len(vocab) - vocab_size)])
+    parts["model"]["vocab"] = [entry for number, entry in enumerate(vocab) if number not in worst]
     return Backend.from_str(json.dumps(parts))
 
 

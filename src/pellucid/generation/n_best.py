@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pellucid.errors import InputError
 from pellucid.generation.beam import Hypothesis, beam_search
 from pellucid.generation.completion import ScoredCompletion
 from pellucid.generation.params import BeamParams
-from pellucid.generation.prompts import Prompt, Speaker, Tokenizer, asked, with_end
+from pellucid.generation.prompts import Prompt, Speaker, Tokenizer, asked, refuse_beside, with_end
 
 
 def generate_n_best(
@@ -26,11 +25,10 @@ def generate_n_best(
     The tokenizer's end-of-text token ends a sequence. For an encoder–decoder the texts are sources, and its decoder
     begins with ``start_id`` (None: the tokenizer's begin token).
     """
-    if params is not None and fields:
-        raise InputError(f"{', '.join(fields)} came beside params; put all of it into params")
+    refuse_beside(params, fields)
     given = BeamParams(**fields) if params is None else params
     ask = asked(checkpoint, prompts, start_id)
-    full = given.model_copy(update={"stop_ids": with_end(given.stop_ids, ask.tokenizer.eos_id)})
+    full = with_end(given, ask.tokenizer.eos_id)
     found = beam_search(
         checkpoint.model, ask.prompts, full, sources=ask.sources, use_cache=use_cache, vocab_size=ask.vocab_size
     )

@@ -17,7 +17,7 @@ from torch import nn
 from pellucid.data.batch import Batch
 from pellucid.generation.requests import Ids
 from pellucid.shapes import Tensor
-from pellucid.visibility.rules import Prefix, Rule
+from pellucid.visibility import Rule
 
 
 class Passes:
@@ -70,13 +70,8 @@ class Passes:
 
 def reads_prefix(model: nn.Module) -> bool:
     """Whether a rule of the model lets tokens of a group be seen by all: a prefix-LM, whose prompt is the prefix."""
-    return any(map(_names_prefix, getattr(model, "rules", ())))
-
-
-def _names_prefix(rule: Rule) -> bool:
-    if isinstance(rule, Prefix):
-        return rule.n is None
-    return any(map(_names_prefix, getattr(rule, "rules", ())))
+    rules: Sequence[Rule] = getattr(model, "rules", ())
+    return any(rule.by_prefix for rule in rules)
 
 
 def _groups(batch: Batch, prefixes: Sequence[int], whole: bool) -> Tensor:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from torch import nn
 
 from pellucid.data.chat import encode_prompt
 from pellucid.errors import InputError
+from pellucid.generation.params import BeamParams, GenerationParams
 from pellucid.generation.requests import reads_sources
 
 
@@ -89,6 +90,16 @@ def _source(tokenizer: Tokenizer, text: Prompt) -> list[int]:
     return [*_ids(tokenizer, text), *end]
 
 
-def with_end(stop_ids: tuple[int, ...], eos_id: int | None) -> tuple[int, ...]:
-    """The tokens that end a row; the tokenizer's end-of-text token is always one of them."""
-    return stop_ids if eos_id is None or eos_id in stop_ids else (*stop_ids, eos_id)
+P = TypeVar("P", GenerationParams, BeamParams)
+
+
+def with_end(params: P, eos_id: int | None) -> P:
+    """``params`` under which the tokenizer's end-of-text token ends a row too."""
+    held: tuple[int, ...] = params.stop_ids
+    return params.model_copy(update={"stop_ids": held if eos_id is None or eos_id in held else (*held, eos_id)})
+
+
+def refuse_beside(params: object, fields: Mapping[str, object]) -> None:
+    """Refuse fields that came beside whole params."""
+    if params is not None and fields:
+        raise InputError(f"{', '.join(fields)} came beside params; put all of it into params")

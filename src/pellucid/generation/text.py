@@ -11,7 +11,7 @@ from pellucid.generation.completion import Completion
 from pellucid.generation.decode import FinishReason, StepResult, decode
 from pellucid.generation.n_best import generate_n_best
 from pellucid.generation.params import BeamParams, GenerationParams
-from pellucid.generation.prompts import Prompt, Speaker, asked, with_end
+from pellucid.generation.prompts import Prompt, Speaker, asked, refuse_beside, with_end
 
 Params = GenerationParams | BeamParams | Sequence[GenerationParams]
 
@@ -121,8 +121,8 @@ def _best(
     use_cache: bool,
     fields: dict[str, Any],
 ) -> list[Completion]:
-    if params is not None and not isinstance(params, BeamParams):
-        raise InputError(f"{', '.join(fields)} came beside params; put all of it into params")
+    refuse_beside(params, fields)
+    assert params is None or isinstance(params, BeamParams), "anything else came beside beams"
     wanted = fields.get("n_best", 1) if params is None else params.n_best
     if wanted != 1:
         raise InputError(f"n_best is {wanted}, but generate gives one completion a prompt; use generate_n_best")
@@ -144,7 +144,7 @@ class _Run:
     ) -> None:
         ask = asked(checkpoint, prompts, start_id)
         self.tokenizer = ask.tokenizer
-        self.params = [_with_end(p, self.tokenizer.eos_id) for p in _each(params, fields, len(prompts))]
+        self.params = [with_end(p, self.tokenizer.eos_id) for p in _each(params, fields, len(prompts))]
         self.streams = [TextStream(p.stop) for p in self.params]
         self.tokens: list[list[int]] = [[] for _ in prompts]
         self.logprobs: list[list[float]] = [[] for _ in prompts]
@@ -197,10 +197,5 @@ def _each(params: Params | None, fields: dict[str, Any], count: int) -> list[Gen
         raise InputError("a beam search has no text before its end; use generate")
     if params is None:
         return [GenerationParams(**fields)] * count
-    if fields:
-        raise InputError(f"{', '.join(fields)} came beside params; put all of it into params")
+    refuse_beside(params, fields)
     return [params] * count if isinstance(params, GenerationParams) else list(params)
-
-
-def _with_end(params: GenerationParams, eos_id: int | None) -> GenerationParams:
-    return params.model_copy(update={"stop_ids": with_end(params.stop_ids, eos_id)})

@@ -8,6 +8,7 @@ from torch import nn
 from pellucid.errors import ConfigError
 from pellucid.models.assemble import assembled, deep_norm, tie
 from pellucid.models.config import ModelConfig, Stack
+from pellucid.models.devices import why_unusable
 from pellucid.models.encoder_decoder import EncoderDecoder
 from pellucid.models.model import Model
 from pellucid.nn import init
@@ -48,13 +49,10 @@ def _check(seed: object, dtype: object, device: object) -> None:
         raise ConfigError(
             f"dtype is {str(dtype)[:40]!r}, but weights are floating-point; give torch.float32, for example"
         )
-    try:
-        torch.empty(0, device=device)  # type: ignore[call-overload]
-    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
-        reason = " ".join(str(error).split())[:120]
-        raise ConfigError(
-            f"device is {str(device)[:40]!r}, which cannot be used here ({reason}); choose cpu"
-        ) from error
+    if str(device).split(":")[0] == "meta":  # where nothing is computed
+        return
+    if reason := why_unusable(device):  # type: ignore[arg-type]  # what it is, is asked here
+        raise ConfigError(f"device is {str(device)[:40]!r}, which cannot be used here ({reason}); choose cpu")
 
 
 def _fill(model: Model, config: ModelConfig, seed: int) -> None:
@@ -67,7 +65,7 @@ def _fill(model: Model, config: ModelConfig, seed: int) -> None:
         _draw(model.encoder, config.encoder, config, generator)
         if model.encoder.embed_tokens is model.embed_tokens:
             _draw(model.embed_tokens, config, config, generator)  # a shared table begins as the decoder's
-    for part in (model, *([model.encoder] if isinstance(model, EncoderDecoder) else [])):
+    for part in reversed(model.stacks):
         init.init_positions(part, std=part.config.initializer_range or 0.02, generator=generator)
 
 

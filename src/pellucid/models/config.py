@@ -21,6 +21,7 @@ from pellucid.models.words import (
     Head,
     Latent,
     LayerPosition,
+    Learned,
     Norm,
     Position,
     Positive,
@@ -99,6 +100,12 @@ class Stack(Config):
         return tuple(parse(layer.rule) for layer in self.each_layer)
 
     @property
+    def max_length(self) -> int | None:
+        """The longest document that may be read (None: any length)."""
+        table = self.position.max_positions if isinstance(self.position, Learned) else None
+        return min((most for most in (table, self.max_position_embeddings) if most is not None), default=None)
+
+    @property
     def each_layer(self) -> tuple[Layer, ...]:
         """The layers, those given by their rule alone too."""
         return tuple(Layer(rule=layer) if isinstance(layer, str) else layer for layer in self.layers)
@@ -138,6 +145,11 @@ class ModelConfig(Stack):
         if path in presets.names():
             return cls.from_mapping(apply_overrides({"preset": path}, overrides))
         return super().from_file(path, overrides)
+
+    @property
+    def stacks(self) -> tuple[Stack, ...]:
+        """What there is of an encoder and a decoder, in the order in which they run."""
+        return (self,) if self.encoder is None else (self.encoder, self)
 
     @model_validator(mode="before")
     @classmethod

@@ -8,6 +8,7 @@ from pellucid.data.batch import Batch
 from pellucid.errors import InputError
 from pellucid.models.decoder import Decoder
 from pellucid.models.encoder import Encoder
+from pellucid.models.model import Model
 from pellucid.nn.attention import Memory
 from pellucid.nn.cache import ContiguousCache
 from pellucid.nn.moe import RoutingSums
@@ -22,6 +23,10 @@ class EncoderDecoder(Decoder):
     def __init__(self, *arguments: Any, encoder: Encoder, **parts: Any) -> None:
         super().__init__(*arguments, **parts)
         self.encoder = encoder
+
+    @property
+    def stacks(self) -> tuple[Model, ...]:
+        return self.encoder, self
 
     def remembered(self, batch: Batch, cache: ContiguousCache | None) -> tuple[Memory | None, tuple[RoutingSums, ...]]:
         """The encoder's last hidden states, or the cache's memory of them."""

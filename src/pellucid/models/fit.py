@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,7 +12,7 @@ from pellucid.models import parts
 from pellucid.models.words import VOCABULARY, Latent, Learned, MaskedLM, Rope, Sinusoidal
 
 if TYPE_CHECKING:
-    from pellucid.models.config import ModelConfig, Stack
+    from pellucid.models.config import Layer, ModelConfig, Stack
 
 _SCALED = ("pre", "parallel", "parallel_two")
 _DRAWN = (*_SCALED, "sandwich", "reordered")
@@ -22,20 +23,21 @@ def check_stack(stack: Stack) -> None:
     _check_first_weights(stack)
     _check_length(stack)
     on_entry = isinstance(stack.position, Learned | Sinusoidal)
-    for number, layer in enumerate(stack.each_layer):
+    layers = stack.each_layer
+    for number, layer in enumerate(layers):
         if layer.position is not None and on_entry:
             raise ValueError(
                 f"layers.{number}.position is {layer.position.kind!r}, but position {stack.position.kind!r} is added "
                 "on entry, before any layer; choose one"
             )
         if layer.same_as is not None:
-            _check_shared(stack, number, layer.same_as)
+            _check_shared(layers, number, layer.same_as)
         if isinstance(stack.attention, Latent) and not isinstance(layer.position or stack.position, Rope):
             raise ValueError(
                 f"attention 'latent' turns its shared key, but the position of layer {number} is "
                 f"{(layer.position or stack.position).kind!r}; choose rope"
             )
-    for position in {stack.position, *(layer.position or stack.position for layer in stack.each_layer)}:
+    for position in {stack.position, *(layer.position or stack.position for layer in layers)}:
         try:
             with torch.device("meta"):
                 parts.rotary(stack.attention, position)
@@ -68,8 +70,7 @@ def _check_first_weights(stack: Stack) -> None:
         )
 
 
-def _check_shared(stack: Stack, number: int, owner: int) -> None:
-    layers = stack.each_layer
+def _check_shared(layers: Sequence[Layer], number: int, owner: int) -> None:
     if owner >= number or layers[owner].same_as is not None:
         way = f"choose one from 0 to {number - 1} without same_as" if number else "leave it out of the first"
         raise ValueError(

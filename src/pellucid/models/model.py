@@ -22,7 +22,6 @@ from pellucid.nn.cache import ContiguousCache
 from pellucid.nn.embed import silenced
 from pellucid.nn.losses import Loss
 from pellucid.nn.moe import RoutingSums, RoutingTally
-from pellucid.nn.positions import LearnedPositions
 from pellucid.nn.positions.angles import host_layout
 from pellucid.shapes import Float, Tensor
 from pellucid.visibility import Coordinates
@@ -159,6 +158,11 @@ class Model(nn.Module):
         return probe_of(self)
 
     @property
+    def stacks(self) -> tuple[Model, ...]:
+        """The models in it that have layers, in the order in which they run."""
+        return (self,)
+
+    @property
     def device(self) -> torch.device:
         return self.embed_tokens.weight.device
 
@@ -169,9 +173,7 @@ class Model(nn.Module):
     @property
     def max_length(self) -> int | None:
         """The longest document that may be read (None: any length)."""
-        table = [self.positions.length] if isinstance(self.positions, LearnedPositions) else []
-        limit = self.config.max_position_embeddings
-        return min([*table, *([] if limit is None else [limit])], default=None)
+        return self.config.max_length
 
     def _check(self, batch: Batch, cache: ContiguousCache | None, want: str) -> None:
         if not isinstance(batch, Batch):

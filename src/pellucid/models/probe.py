@@ -68,7 +68,7 @@ class ModelProbe(Probe):
         self.model = self.module = model
         self.name = name or type(model).__name__
         self.vocab_size, self.max_length = config.vocab_size, model.max_length
-        self.by_groups = any("prefix()" in rule.describe() for rule in model.rules)
+        self.by_groups = any(rule.by_prefix for rule in model.rules)
         self.rules = tuple(_counted(rule) for rule in model.rules)
         self.capabilities = _COMMON
         schemes = {layer.position or config.position for layer in config.each_layer}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 
 from pellucid.nn.norms import at_least_float32
@@ -50,15 +51,10 @@ def pooled(x_BTD: Float[Tensor, "B T D"], places: Coordinates, how: Pooling) -> 
 
 def _documents(places: Coordinates) -> Documents:
     layout = host_layout(places)
-    device, width = places.positions.device, places.shape[1]
     if layout is None:
         raise RuntimeError("documents are counted on the host, which a compiled graph or the meta device cannot do")
-    held: dict[tuple[int, int], list[int]] = {}
-    for run in sorted(layout.runs, key=lambda run: (run.row, run.segment, run.first)):
-        start = run.row * width
-        held.setdefault((run.row, run.segment), []).extend(range(start + run.start, start + run.stop))
-    slots = [slot for document in held.values() for slot in document]
-    owners = [number for number, document in enumerate(held.values()) for _ in document]
-    ends = [[document[place] for document in held.values()] for place in (0, -1)]
-    tensors = (torch.tensor(values, dtype=torch.long, device=device) for values in (slots, owners, *ends))
-    return Documents(*tensors)
+    slots, owners = layout.by_document
+    begins = np.flatnonzero(np.diff(owners, prepend=-1))
+    ends = np.flatnonzero(np.diff(owners, append=-1))
+    arrays = (slots, owners, slots[begins], slots[ends])
+    return Documents(*(torch.from_numpy(array).to(places.positions.device) for array in arrays))

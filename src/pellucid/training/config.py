@@ -221,8 +221,7 @@ class TrainConfig(Config):
     def _balance_fits(self) -> TrainConfig:
         if self.balance is None:
             return self
-        stacks = [self.model, *([] if self.model.encoder is None else [self.model.encoder])]
-        parts = [layer.ffn or stack.ffn for stack in stacks for layer in stack.each_layer]
+        parts = [layer.ffn or stack.ffn for stack in self.model.stacks for layer in stack.each_layer]
         routers = [part.router for part in parts if isinstance(part, MoE)]
         if not routers:
             kinds = ", ".join(sorted({part.kind for part in parts}))

@@ -13,8 +13,7 @@ from pydantic import Field, model_validator
 from pellucid.configfile import Config
 from pellucid.models import words
 from pellucid.models.config import ModelConfig
-from pellucid.visibility import Rule, causal
-from pellucid.visibility.rules import All, AnyOf, Blocks, Prefix
+from pellucid.visibility import causal
 
 Share = Annotated[float, Field(gt=0, le=1)]
 Part = Annotated[float, Field(ge=0, le=1)]
@@ -219,33 +218,14 @@ def _check_classes(classes: tuple[str, ...], model: ModelConfig) -> None:
 def _check_hidden(objective: AnyObjective, model: ModelConfig) -> None:
     """A layer that sees the token which has to be predicted learns to copy it."""
     by_prefix = isinstance(objective, PrefixLM)
-    seeing = next((rule for rule in model.rules if (_ahead(rule) if by_prefix else rule.ahead) != 0), None)
+    seeing = next((rule for rule in model.rules if (rule.ahead_outside_groups if by_prefix else rule.ahead) != 0), None)
     if seeing is not None:
         raise ValueError(
             f"the rule {seeing} in model.layers lets a token see the next one, which it has to predict; "
             f"add causal: {(causal() & seeing).describe()!r}"
         )
-    if by_prefix and not any(map(_names_prefix, model.rules)):
+    if by_prefix and not any(rule.by_prefix for rule in model.rules):
         raise ValueError(
             f"objective is 'prefix_lm', but no rule in model.layers is by prefix() (the first is {model.rules[0]}); "
             "take 'causal | prefix()'"
         )
-
-
-def _ahead(rule: Rule) -> int | None:
-    """``rule.ahead`` of what is in no prefix."""
-    match rule:
-        case Prefix(n=None) | Blocks():
-            return 0
-        case All(rules=parts):
-            return min((found for part in parts if (found := _ahead(part)) is not None), default=None)
-        case AnyOf(rules=parts):
-            bounds = [_ahead(part) for part in parts]
-            return None if None in bounds else max(bound for bound in bounds if bound is not None)
-    return rule.ahead
-
-
-def _names_prefix(rule: Rule) -> bool:
-    if isinstance(rule, Prefix):
-        return rule.n is None
-    return any(map(_names_prefix, getattr(rule, "rules", ())))

@@ -17,6 +17,7 @@ from pellucid.data.text import Corpus, Document
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import CheckpointError, ConfigError
 from pellucid.models.build import build
+from pellucid.models.devices import why_unusable
 from pellucid.models.encoder_decoder import EncoderDecoder
 from pellucid.models.model import Model
 from pellucid.training import state
@@ -96,13 +97,8 @@ def settled(config: TrainConfig) -> TrainConfig:
 
 def refuse_missing_device(name: str) -> None:
     """An error for a device that torch does not know, or that this machine does not have."""
-    try:
-        torch.zeros(1, device=name).add_(1).item()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0][:150]
-        raise ConfigError(
-            f"device {name!r} cannot be used here ({reason}); choose cpu, or one that torch offers"
-        ) from error
+    if reason := why_unusable(name):
+        raise ConfigError(f"device {name!r} cannot be used here ({reason}); choose cpu, or one that torch offers")
 
 
 def go_on(last: Path, model: Model, loader: Loader, optimizers: Optimizers) -> state.Counters:

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from pellucid.errors import ShapeError
 from pellucid.shapes import Int, Tensor
@@ -64,6 +64,18 @@ class Layout:
     def max_position(self) -> int:
         """The largest position of any real token, -1 when there is none."""
         return max((run.first + run.stop - run.start - 1 for run in self.runs), default=-1)
+
+    @cached_property
+    def by_document(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The flat slot of each real token, and the number of its document: row by row, segment by segment, and by
+        position within a document."""
+        runs = sorted(self.runs, key=lambda run: (run.row, run.segment, run.first))
+        owners = {key: number for number, key in enumerate(dict.fromkeys((run.row, run.segment) for run in runs))}
+        sizes = [run.stop - run.start for run in runs]
+        nothing = np.zeros(0, dtype=np.int64)  # where there are no runs
+        parts = [np.arange(run.start, run.stop, dtype=np.int64) + run.row * self.slots for run in runs]
+        numbers = np.array([owners[run.row, run.segment] for run in runs], dtype=np.int64)
+        return np.concatenate([nothing, *parts]), np.repeat(numbers, sizes)
 
     @cached_property
     def tokens(self) -> int:

@@ -1,7 +1,8 @@
 """The names by which rules are made: ``causal() & (window(256) | sinks(4))``."""
 
 from pellucid.errors import ConfigError
-from pellucid.visibility.rules import Blocks, Chunk, Everything, Lookahead, Prefix, Rule, Sinks, Window
+from pellucid.visibility.leaves import Blocks, Chunk, Everything, Lookahead, Prefix, Sinks, Window
+from pellucid.visibility.rules import Rule
 
 
 def _count(value: int, name: str, least: int, hint: str) -> int:

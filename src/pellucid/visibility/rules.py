@@ -1,7 +1,7 @@
 """Rules: who may see whom, as immutable values that combine with ``&`` and ``|``.
 
 A rule looks at two coordinates and answers ``True`` for *visible*. Being of the same document, and of a
-document at all (segment ≠ 0), is part of every rule and cannot be left off.
+document at all (segment ≠ 0), is part of every rule and cannot be left off. The single ones are in :mod:`leaves`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
-
-import numpy as np
 
 from pellucid.errors import ConfigError
 from pellucid.shapes import Bool, Tensor
@@ -63,6 +61,16 @@ class Rule(ABC):
         """How many tokens after itself a query may see (0: causal, None: unbounded)."""
 
     @property
+    def ahead_outside_groups(self) -> int | None:
+        """``ahead`` of tokens that are in no group: what ``prefix()`` and ``blocks()`` show is not for them."""
+        return self.ahead
+
+    @property
+    def by_prefix(self) -> bool:
+        """Whether ``prefix()`` is in it, which shows tokens with a group to all of their document."""
+        return False
+
+    @property
     def settled(self) -> int | None:
         """From this position on no token is seen by an earlier one (None: never): from there a cache may go on
         token by token."""
@@ -90,6 +98,10 @@ class Rule(ABC):
         return self.describe()
 
 
+def _smallest(bounds: list[int | None]) -> int | None:
+    return min((bound for bound in bounds if bound is not None), default=None)
+
+
 def _largest(bounds: list[int | None]) -> int | None:
     bounded = [bound for bound in bounds if bound is not None]
     return max(bounded) if len(bounded) == len(bounds) else None
@@ -113,177 +125,6 @@ def _parts(kind: type[_Combined], rule: Rule) -> tuple[Rule, ...]:
     return rule.rules if isinstance(rule, kind) else (rule,)
 
 
-def _q(queries: Coordinates) -> Tensor:
-    return queries.positions[:, :, None]
-
-
-def _k(keys: Coordinates) -> Tensor:
-    return keys.positions[:, None, :]
-
-
-@dataclass(frozen=True)
-class Everything(Rule):
-    """All tokens of the document."""
-
-    reach = (None, 0)
-    ahead = None
-
-    def sees(self, queries: Coordinates, keys: Coordinates) -> Tensor:
-        return keys.real[:, None, :]
-
-    def intervals(self, length: int) -> iv.Intervals:
-        return iv.single(np.zeros(length, dtype=np.int64), np.full(length, length))
-
-    def describe(self) -> str:
-        return "everything()"
-
-
-@dataclass(frozen=True)
-class Lookahead(Rule):
-    """At most ``n`` tokens ahead; the past is free. ``Lookahead(0)`` is causal."""
-
-    n: int
-    reach = (None, 0)
-
-    @property
-    def ahead(self) -> int | None:
-        return self.n
-
-    def sees(self, queries: Coordinates, keys: Coordinates) -> Tensor:
-        return _k(keys) <= _q(queries) + self.n
-
-    def intervals(self, length: int) -> iv.Intervals:
-        query = np.arange(length)
-        return iv.single(np.zeros(length, dtype=np.int64), np.minimum(query + self.n + 1, length))
-
-    def describe(self) -> str:
-        return f"lookahead({self.n})" if self.n else "causal()"
-
-
-@dataclass(frozen=True)
-class Window(Rule):
-    """The current token and the ``w - 1`` before it; the future is not bounded by this rule."""
-
-    w: int
-    ahead = None
-
-    @property
-    def reach(self) -> Reach:
-        return self.w - 1, 0
-
-    def sees(self, queries: Coordinates, keys: Coordinates) -> Tensor:
-        return _k(keys) > _q(queries) - self.w
-
-    def intervals(self, length: int) -> iv.Intervals:
-        query = np.arange(length)
-        return iv.single(np.maximum(query - self.w + 1, 0), np.full(length, length))
-
-    def describe(self) -> str:
-        return f"window({self.w})"
-
-
-@dataclass(frozen=True)
-class Prefix(Rule):
-    """The first ``n`` tokens of the document, seen by all of it (prefix-LM); without ``n``, its grouped tokens."""
-
-    n: int | None = None
-
-    @property
-    def reach(self) -> Reach:
-        return (None, 0) if self.n is None else (0, self.n)
-
-    @property
-    def ahead(self) -> int | None:
-        return None if self.n is None else self.n - 1
-
-    @property
-    def settled(self) -> int | None:
-        return self.n
-
-    def sees(self, queries: Coordinates, keys: Coordinates) -> Tensor:
-        if self.n is not None:
-            return _k(keys) < self.n
-        return _need_groups(keys, self)[:, None, :] != 0
-
-    @property
-    def positional(self) -> bool:  # type: ignore[override]
-        return self.n is not None
-
-    def intervals(self, length: int) -> iv.Intervals:
-        end = min(self.n or 0, length)  # without groups nothing belongs to a prefix
-        return iv.single(np.zeros(length, dtype=np.int64), np.full(length, end))
-
-    def describe(self) -> str:
-        return "prefix()" if self.n is None else f"prefix({self.n})"
-
-
-@dataclass(frozen=True)
-class Sinks(Rule):
-    """The first ``n`` tokens of the document, from there on (never ahead): attention sinks."""
-
-    n: int
-    ahead = 0
-
-    @property
-    def reach(self) -> Reach:
-        return 0, self.n
-
-    def sees(self, queries: Coordinates, keys: Coordinates) -> Tensor:
-        return (_k(keys) < self.n) & (_k(keys) <= _q(queries))
-
-    def intervals(self, length: int) -> iv.Intervals:
-        query = np.arange(length)
-        return iv.single(np.zeros(length, dtype=np.int64), np.minimum(query + 1, self.n))
-
-    def describe(self) -> str:
-        return f"sinks({self.n})"
-
-
-@dataclass(frozen=True)
-class Chunk(Rule):
-    """The document is cut into chunks of ``n`` positions; a query sees its own chunk."""
-
-    n: int
-
-    @property
-    def reach(self) -> Reach:
-        return self.n - 1, 0
-
-    @property
-    def ahead(self) -> int | None:
-        return self.n - 1
-
-    def sees(self, queries: Coordinates, keys: Coordinates) -> Tensor:
-        return _k(keys) // self.n == _q(queries) // self.n
-
-    def intervals(self, length: int) -> iv.Intervals:
-        start = np.arange(length) // self.n * self.n
-        return iv.single(start, np.minimum(start + self.n, length))
-
-    def describe(self) -> str:
-        return f"chunk({self.n})"
-
-
-@dataclass(frozen=True)
-class Blocks(Rule):
-    """Tokens of the same group (≠ 0) see each other both ways: image spans, for example."""
-
-    reach = (None, 0)
-    ahead = None
-    positional = False
-
-    def sees(self, queries: Coordinates, keys: Coordinates) -> Tensor:
-        query, key = _need_groups(queries, self), _need_groups(keys, self)
-        return (query[:, :, None] == key[:, None, :]) & (key != 0)[:, None, :]
-
-    def intervals(self, length: int) -> iv.Intervals:
-        nothing = np.zeros(length, dtype=np.int64)  # without groups nothing belongs together
-        return iv.single(nothing, nothing)
-
-    def describe(self) -> str:
-        return "blocks()"
-
-
 @dataclass(frozen=True)
 class _Combined(Rule):
     rules: tuple[Rule, ...]
@@ -295,6 +136,10 @@ class _Combined(Rule):
     @property
     def by_slots(self) -> bool:  # type: ignore[override]
         return any(rule.by_slots for rule in self.rules)
+
+    @property
+    def by_prefix(self) -> bool:
+        return any(rule.by_prefix for rule in self.rules)
 
 
 @dataclass(frozen=True)
@@ -308,11 +153,15 @@ class All(_Combined):
 
     @property
     def ahead(self) -> int | None:
-        return min((rule.ahead for rule in self.rules if rule.ahead is not None), default=None)
+        return _smallest([rule.ahead for rule in self.rules])
+
+    @property
+    def ahead_outside_groups(self) -> int | None:
+        return _smallest([rule.ahead_outside_groups for rule in self.rules])
 
     @property
     def settled(self) -> int | None:
-        return min((rule.settled for rule in self.rules if rule.settled is not None), default=None)
+        return _smallest([rule.settled for rule in self.rules])
 
     def sees(self, queries: Coordinates, keys: Coordinates) -> Tensor:
         visible = self.rules[0].sees(queries, keys)
@@ -344,6 +193,10 @@ class AnyOf(_Combined):
         return _largest([rule.ahead for rule in self.rules])
 
     @property
+    def ahead_outside_groups(self) -> int | None:
+        return _largest([rule.ahead_outside_groups for rule in self.rules])
+
+    @property
     def settled(self) -> int | None:
         return _largest([rule.settled for rule in self.rules])
 
@@ -361,11 +214,3 @@ class AnyOf(_Combined):
 
     def describe(self) -> str:
         return " | ".join(f"({r})" if isinstance(r, All) else str(r) for r in self.rules)
-
-
-def _need_groups(coordinates: Coordinates, rule: Rule) -> Tensor:
-    if coordinates.groups is None:
-        raise ConfigError(
-            f"{rule} reads groups, but there are none here; give Batch(…, groups=…) or Coordinates(…, groups=…)"
-        )
-    return coordinates.groups

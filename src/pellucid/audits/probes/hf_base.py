@@ -18,14 +18,14 @@ import inspect
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pellucid.audits.probes.hf_cache import HFCache, refuse_gaps
-from pellucid.audits.probes.hf_found import Found, remembers
+from pellucid.audits.probes.hf_found import Found, remembers, replaced
 from pellucid.audits.probes.hf_rules import Kind, rules_of, text_config
 from pellucid.audits.probes.hf_tries import found_in
 from pellucid.errors import InputError, UnsupportedError, one_line
@@ -163,13 +163,8 @@ class HFProbe(Probe):
                 for name, value in kept.items():
                     setattr(part, name, value)
 
-    @contextmanager
-    def asked(self, way: str) -> Iterator[None]:
-        before, self._way = self._way, way
-        try:
-            yield
-        finally:
-            self._way = before
+    def asked(self, way: str) -> AbstractContextManager[None]:
+        return replaced(self, "_way", way)
 
     def over(self, module: nn.Module) -> HFProbe:
         twin = copy.copy(self)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, cast
 
@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from pellucid.audits.method.care import left_as_found
+from pellucid.audits.probes.hf_found import replaced
 from pellucid.audits.probes.tokens import TokensProbe
 from pellucid.errors import InputError
-from pellucid.probe import Capability, Request, Side, Visibility, embeddings_replaced
+from pellucid.probe import Capability, Request, Side, Visibility
 
 ALL_ONES = "with an all-ones mask"
 MASK, POSITIONS = "attention_mask", "position_ids"
@@ -68,20 +69,8 @@ class NamedProbe(TokensProbe):
                 self.sides, self.ways = self._sides(), (ALL_ONES,)
         self.capabilities = frozenset(offered)
 
-    def logits(self, request: Request) -> Tensor:
-        given = self._given(request)
-        if request.embeddings is None:
-            return self._called(request.tokens, **given)
-        with embeddings_replaced(self._token_embedding, request.embeddings):
-            return self._called(request.tokens, **given)
-
-    @contextmanager
-    def asked(self, way: str) -> Iterator[None]:
-        before, self._way = self._way, way
-        try:
-            yield
-        finally:
-            self._way = before
+    def asked(self, way: str) -> AbstractContextManager[None]:
+        return replaced(self, "_way", way)
 
     def _given(self, request: Request) -> dict[str, Any]:
         given: dict[str, Any] = {}

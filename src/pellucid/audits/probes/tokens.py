@@ -50,10 +50,16 @@ class TokensProbe(Probe):
         self.capabilities: frozenset[Capability] = frozenset() if self._embedding is None else frozenset({"embeddings"})
 
     def logits(self, request: Request) -> Tensor:
+        given = self._given(request)
         if request.embeddings is None:
-            return self._called(request.tokens)
+            return self._called(request.tokens, **given)
         with embeddings_replaced(self._token_embedding, request.embeddings):
-            return self._called(request.tokens)
+            return self._called(request.tokens, **given)
+
+    def _given(self, request: Request) -> dict[str, Any]:
+        """What the target is told by name, beside the tokens."""
+        del request
+        return {}
 
     def embed(self, request: Request) -> Tensor:
         result: Tensor = self._token_embedding(request.tokens)
