@@ -38,25 +38,32 @@ class Bench:
         self._made: dict[str, object] = {}
 
     @cached_property
-    def length(self) -> int:
-        """The length of the long sequences: as wanted, or the longest of a few that the target can take."""
+    def row(self) -> list[int]:
+        """A long sequence: as long as wanted, or the longest of a few that the target can take."""
         wanted = min(self.wanted_length, self.probe.max_length or self.wanted_length)
         first: Exception | None = None
         halves = [wanted >> times for times in range(1, 12) if wanted >> times > _LENGTHS[0]]
         for length in (wanted, *halves, *(shorter for shorter in _LENGTHS if shorter < wanted)):
+            row = self.tokens(length)
             try:
-                self.native.logits(Request.from_rows([self.tokens(length)]))
+                self.native.plain(Request.from_rows([row]))
             except (IndexError, RuntimeError, ValueError, AssertionError, PellucidError) as error:
                 first = first or error
                 continue
-            return length
+            return row
         assert first is not None
         raise first
 
     @property
+    def length(self) -> int:
+        """Of the long sequences."""
+        return len(self.row)
+
+    @property
     def taken(self) -> int | None:
         """The length that was found, None where none was (or nobody asked)."""
-        return vars(self).get("length")
+        row = vars(self).get("row")
+        return None if row is None else len(row)
 
     @cached_property
     def most_tokens(self) -> int:

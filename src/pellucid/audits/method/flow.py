@@ -79,10 +79,7 @@ def flow_of(bench: Bench) -> MeasuredFlow:
     """The plain flow of the target."""
 
     def measure() -> MeasuredFlow:
-        row = bench.tokens(bench.length)
-        suspects = _suspects(bench, row)
-        changes = Changes(bench, row, Run.logits, first=suspects)
-        return measured(bench, changes)
+        return measured(bench, Changes(bench, bench.row, Run.logits, first=_suspects(bench, bench.row)))
 
     return bench.once("flow", measure)
 
