@@ -74,7 +74,7 @@ class _Changed(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module):
         module.__file__ = str(SOURCE / self.mutant.file)
-        exec(compile(self.mutant.source, self.mutant.file, "exec"), module.__dict__)
+        exec(compile(self.mutant.source, module.__file__, "exec"), module.__dict__)
 
 
 def killer(mutant: Mutant) -> str | None:
@@ -135,7 +135,7 @@ def _quiet() -> None:
 
 
 def _forget() -> None:
-    """Pellucid and what imports it are loaded anew in this process, without the hook of a test session that checks shapes."""
+    """Pellucid and what imports it are loaded anew, without the hook of a test session that checks shapes."""
     sys.meta_path[:] = [finder for finder in sys.meta_path if not type(finder).__module__.startswith("jaxtyping")]
     for name in [name for name in sys.modules if name.partition(".")[0] in ("pellucid", "helpers")]:
         del sys.modules[name]

@@ -5,13 +5,25 @@ import torch
 
 from pellucid.errors import InputError
 from pellucid.nn import TokenEmbedding, silenced
+from pellucid.nn.positions import LearnedPositions, SegmentEmbedding
 from pellucid.visibility import Coordinates, Layout, Run
 
 
 def table(tokens=5, size=3):
-    part = TokenEmbedding(tokens, size)
-    torch.nn.init.normal_(part.weight)
-    return part
+    return TokenEmbedding(tokens, size)
+
+
+@pytest.mark.parametrize(
+    "made", [TokenEmbedding, LearnedPositions, SegmentEmbedding], ids=["tokens", "positions", "types"]
+)
+def test_a_table_starts_with_values_of_its_own(made):
+    """Never with whatever stood in that memory before; torch draws these of an ``nn.Embedding`` too."""
+    torch.manual_seed(3)
+    weight = made(50, 3).weight
+    torch.manual_seed(3)
+    assert torch.equal(weight, torch.nn.Embedding(50, 3).weight)
+    with torch.device("meta"):
+        assert made(50, 3).weight.is_meta
 
 
 def test_each_id_is_its_row():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -97,13 +98,24 @@ def _stacks(target: str) -> list[tuple[Part, tuple[Rule, ...]]]:
     if config is None:
         from pellucid.visibility import parse
 
-        return [("", (parse(target),))]
+        try:
+            return [("", (parse(target),))]
+        except ConfigError as error:
+            raise ConfigError(f"{error}{_nearest_preset(target)}") from None
     if config.encoder is None:
         return [("encoder" if config.family == "encoder" else "decoder", config.rules)]
     from pellucid.visibility import everything
 
     cross = (everything(),) * len(config.layers)
     return [("encoder", config.encoder.rules), ("decoder", config.rules), ("cross", cross)]
+
+
+def _nearest_preset(target: str) -> str:
+    """A hint for who may have meant a preset."""
+    from pellucid.models import presets
+
+    near = difflib.get_close_matches(target, presets.names(), 1)
+    return f"; there is a preset {near[0]!r}" if near else ""
 
 
 def _config(target: str) -> ModelConfig | None:

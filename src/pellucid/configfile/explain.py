@@ -73,16 +73,21 @@ def _wanted(problem: dict[str, Any]) -> str:
     limits = {"greater_than": "gt", "greater_than_equal": "ge", "less_than": "lt", "less_than_equal": "le"}
     if kind in limits:
         words = {"gt": "more than", "ge": "at least", "lt": "less than", "le": "at most"}
-        return f"{words[limits[kind]]} {context[limits[kind]]:g}"
+        return f"{words[limits[kind]]} {_number(context[limits[kind]])}"
     if kind in ("too_short", "too_long", "string_too_short", "string_too_long"):
         bound, name = ("at least", "min_length") if kind.endswith("short") else ("at most", "max_length")
-        return f"{bound} {context[name]} {'characters' if kind.startswith('string') else 'entries'}"
+        one, many = ("character", "characters") if kind.startswith("string") else ("entry", "entries")
+        return f"{bound} {context[name]} {one if context[name] == 1 else many} long"
     if kind == "string_pattern_mismatch":
         return f"text that matches {context['pattern']}"
     if kind == "int_from_float":
         return _WANTED["int"]
     name = kind.removesuffix("_type").removesuffix("_parsing")
     return _WANTED.get(name, problem["msg"][:1].lower() + problem["msg"][1:])
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else f"{value:g}"
 
 
 def _hint(kind: str, value: Any) -> str:
@@ -120,15 +125,13 @@ def _choice(path: str, value: Any, context: dict[str, Any], part: Any) -> str:
 def _instead(path: str, part: Any, root: type[BaseModel]) -> str:
     """The way out for a key that ``part`` does not know."""
     known, key = list(part.model_fields), path.rpartition(".")[2]
-    near = difflib.get_close_matches(key, known, 1)
-    if near:
-        return f"did you mean {near[0]!r}?"
     elsewhere = [(other, owner) for other, owner in _paths(root) if other.rpartition(".")[2] == key]
     for other, owner in elsewhere:
         if other == path:
             return f"it belongs to kind {_either([repr(tag) for tag in _all_tags(owner)])}"
-    if elsewhere:
-        return f"did you mean {elsewhere[0][0]!r}?"
+    near = difflib.get_close_matches(key, known, 1)
+    if elsewhere or near:
+        return f"did you mean {(elsewhere[0][0] if elsewhere else near[0])!r}?"
     return "known keys are " + (", ".join(known) if known else "none")
 
 

@@ -137,6 +137,8 @@ def show(value: Any) -> str:
     words = {None: "null", True: "true", False: "false"}
     if value is None or isinstance(value, bool):
         return words[value]
+    if value == ():
+        return "[]"
     if isinstance(value, int) and value.bit_length() > 128:
         return f"a number of {value.bit_length()} bits"
     text = repr(value)

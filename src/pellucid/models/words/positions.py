@@ -11,19 +11,22 @@ from pellucid.models.words.numbers import Count, Positive, Whole
 
 Divisors = Annotated[tuple[Positive, ...], Field(min_length=1, max_length=4096)]
 
+Factor = Annotated[float, Field(ge=1)]
+"""How many times the trained length is wanted."""
+
 
 class Linear(Config):
     """Positions divided by ``factor``."""
 
     kind: Literal["linear"] = "linear"
-    factor: Positive
+    factor: Factor
 
 
 class DynamicNTK(Config):
     """A base that grows with each document past the original length."""
 
     kind: Literal["dynamic_ntk"] = "dynamic_ntk"
-    factor: Positive
+    factor: Factor
     original_length: Count
 
 
@@ -31,7 +34,7 @@ class Llama3(Config):
     """Slow pairs are slowed by ``factor``, fast ones kept, those between blended (Llama 3.1)."""
 
     kind: Literal["llama3"] = "llama3"
-    factor: Positive
+    factor: Factor
     original_length: Count
     low_freq_factor: Positive = 1.0
     high_freq_factor: Positive = 4.0
@@ -50,7 +53,7 @@ class Yarn(Config):
     """YaRN (Peng et al. 2023), with its factor on cosines and sines and DeepSeek's on scores."""
 
     kind: Literal["yarn"] = "yarn"
-    factor: Positive
+    factor: Factor
     original_length: Count
     beta_fast: Positive = 32.0
     beta_slow: Positive = 1.0

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from pellucid.errors import InputError, LengthError, ShapeError
+from pellucid.nn.embed import drawn
 from pellucid.nn.positions.angles import frequencies, host_layout
 from pellucid.shapes import Float, Int, Tensor
 from pellucid.visibility import Coordinates
@@ -26,7 +27,7 @@ class LearnedPositions(nn.Module):
             raise ShapeError(f"offset is {offset}, but a table can have 0 or more rows in front of its {length}")
         self.length = length
         self.offset = offset
-        self.weight = nn.Parameter(torch.empty(length + offset, size))
+        self.weight = nn.Parameter(drawn(length + offset, size))
 
     def forward(self, x_BTD: Float[Tensor, "B T D"], coordinates: Coordinates) -> Float[Tensor, "B T D"]:
         """``x`` plus the vectors of its positions.
@@ -115,7 +116,7 @@ class SegmentEmbedding(nn.Embedding):
     """
 
     def __init__(self, types: int, size: int) -> None:
-        super().__init__(types, size, _weight=torch.empty(types, size))  # as TokenEmbedding: to be filled by nn.init
+        super().__init__(types, size, _weight=drawn(types, size))
 
     def forward(  # type: ignore[override]
         self, x_BTD: Float[Tensor, "B T D"], types_BT: Int[Tensor, "B T"] | None, coordinates: Coordinates
