@@ -36,6 +36,26 @@ def test_layout_of_random_coordinates():
         assert layout.max_position == (int(real.max()) if real.numel() else -1)
 
 
+def documents_by_hand(positions, segments):
+    """Slots row by row, of each row the documents in the order of their numbers, each by position."""
+    slots, owners = [], []
+    for row, here in enumerate(segments):
+        for segment in sorted(set(here) - {0}):
+            own = [slot for slot, other in enumerate(here) if other == segment]
+            number = owners[-1] + 1 if owners else 0
+            slots += [row * len(here) + slot for slot in sorted(own, key=lambda slot: positions[row][slot])]
+            owners += [number] * len(own)
+    return slots, owners
+
+
+def test_tokens_by_document():
+    segments = [[2, 2, 1, 1, 1, 0], [0, 0, 0, 0, 0, 0], [0, 3, 3, 1, 3, 3]]
+    positions = [[0, 1, 0, 1, 2, 7], [0, 1, 2, 3, 4, 5], [0, 2, 3, 0, 0, 1]]  # the last document's end stands first
+    slots, owners = Layout.of(positions, segments).by_document
+    assert (slots.tolist(), owners.tolist()) == documents_by_hand(positions, segments)
+    assert [len(part) for part in Layout.of([[0]], [[0]]).by_document] == [0, 0]
+
+
 def test_kinds():
     assert Coordinates.range(4, 2).layout.kind == "full"
     assert Layout.of([[0, 1, 0]], [[1, 1, 0]]).kind == "ragged"

@@ -245,6 +245,16 @@ def test_reach_composes():
     assert (lookahead(2) & chunk(5)).ahead == 2
 
 
+def test_what_is_by_prefix_and_what_is_seen_ahead_outside_groups():
+    assert [rule.by_prefix for rule in (prefix(), causal() | prefix(), prefix() & window(4))] == [True, True, True]
+    assert [rule.by_prefix for rule in (prefix(3), causal() | prefix(3), causal(), blocks())] == [False] * 4
+    assert prefix().ahead_outside_groups == (causal() | prefix()).ahead_outside_groups == 0
+    assert blocks().ahead_outside_groups == (causal() | blocks()).ahead_outside_groups == 0
+    assert prefix(3).ahead_outside_groups == (causal() | prefix(3)).ahead_outside_groups == 2
+    assert (lookahead(2) | prefix()).ahead_outside_groups == 2
+    assert (lookahead(2) & prefix()).ahead_outside_groups == 0
+
+
 def test_which_rules_are_plain():
     """Neither as many pairs as ``causal()`` nor none ahead makes a rule it; matrices and groups never are."""
     for rule in (causal(), causal() & window(4), causal() & chunk(4), causal() | sinks(2)):
