@@ -40,6 +40,16 @@ def test_buckets_written_out_one_way():
     assert bias.buckets(at(0), keys).unique().tolist() == [0]
 
 
+def test_the_fewest_buckets_and_the_nearest_end():
+    """Two buckets; four both ways; an odd number one way; and an end right behind the single ones."""
+    assert relative(1, causal=True, buckets=2, max_distance=4).buckets(at(3), at(0, 1, 2, 3)).tolist() == [[[1, 1, 1, 0]]]
+    both = relative(1, causal=False, buckets=4, max_distance=4)
+    assert both.buckets(at(2), at(0, 1, 2, 3, 4)).tolist() == [[[1, 1, 0, 3, 3]]]
+    assert relative(1, causal=True, buckets=9, max_distance=20).num_embeddings == 9
+    near = relative(1, causal=True, buckets=8, max_distance=5)
+    assert near.buckets(at(6), at(*range(7))).tolist() == [[[7, 7, 4, 3, 2, 1, 0]]]
+
+
 def test_the_table_is_read_by_bucket_and_head():
     bias = relative(2, causal=True, buckets=4, max_distance=8)
     with torch.no_grad():
@@ -48,6 +58,13 @@ def test_the_table_is_read_by_bucket_and_head():
     assert out.tolist() == [[[[4, 2, 0]], [[5, 3, 1]]]]
     assert bias.bfloat16()(at(2), at(0, 1)).dtype == torch.bfloat16
     assert bias(at(2), at(0, 1), torch.float32).dtype == torch.float32
+
+
+def test_slopes_keep_the_precision_that_is_asked_for():
+    slopes = torch.tensor(Alibi(6, max_exponent=5.0).slopes, dtype=torch.float64)  # no powers of two
+    found = Alibi(6, max_exponent=5.0)(at(7), at(0), torch.float64).flatten()
+    assert torch.equal(found, -7 * slopes)
+    assert not torch.equal(found.float().double(), found)
 
 
 def test_slopes_written_out():

@@ -33,11 +33,10 @@ def host_layout(coordinates: Coordinates) -> Layout | None:
 
 
 def _lengths(coordinates: Coordinates) -> Tensor:
-    slots = coordinates.shape[1]
     order_BT = coordinates.segments.argsort(stable=True, dim=1)
     segments_BT = coordinates.segments.gather(1, order_BT)
     first_B1 = torch.zeros_like(segments_BT[:, :1])
-    document_BT = torch.cat([first_B1, (segments_BT.diff(dim=1) != 0).cumsum(1)], 1)[:, :slots]
+    document_BT = torch.cat([first_B1, (segments_BT.diff(dim=1) != 0).cumsum(1)], 1)
     ends_BT = (coordinates.positions + 1).gather(1, order_BT)
     longest_BT = torch.zeros_like(ends_BT).scatter_reduce(1, document_BT, ends_BT, "amax", include_self=False)
     return torch.empty_like(ends_BT).scatter(1, order_BT, longest_BT.gather(1, document_BT))
