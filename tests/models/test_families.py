@@ -302,3 +302,38 @@ def test_sizes_that_would_take_for_ever_are_refused_at_once():
         config_of(position={"kind": "relative_bias", "num_buckets": 1 << 24})
     with pytest.raises(ConfigError, match="num_attention_heads is 16777216"):
         config_of(attention={"num_attention_heads": 1 << 24, "head_dim": 1}, position={"kind": "alibi"})
+
+
+@pytest.mark.parametrize("asked", [True, False])
+@pytest.mark.parametrize("training", [True, False])
+def test_layers_run_twice_where_asked_in_training_without_a_cache(asked, training, monkeypatch):
+    runs = []
+
+    def checkpoint(block, *arguments, use_reentrant, **told):
+        runs.append(block)
+        return block(*arguments, **told)
+
+    monkeypatch.setattr("pellucid.models.model.checkpoint", checkpoint)
+    model = model_of().train(training)
+    model.gradient_checkpointing = asked
+    batch = Batch.from_rows([[1, 2, 3]])
+    model(batch, cache=model.new_cache(1, 8))
+    assert not runs
+    model(batch)
+    assert runs == (list(model.layers) if asked and training else [])
+
+
+def test_routing_is_told_by_the_layers_that_route():
+    expert = {"kind": "gated", "intermediate_size": 24}
+    routed = {
+        "kind": "moe",
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "expert": expert,
+        "router": {"kind": "softmax"},
+    }
+    layers = ["causal", {"rule": "causal", "ffn": routed}, {"rule": "causal", "ffn": routed}]
+    model = build(config_of(num_hidden_layers=None, layers=layers), dtype=torch.float64)
+    batch = Batch.from_rows([[1, 2, 3]])
+    assert len(model(batch).routing) == 2
+    assert model_of()(batch).routing == ()

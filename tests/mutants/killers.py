@@ -39,7 +39,7 @@ _TESTS = {
     "nn/positions/": ["nn/test_positions*.py"],
     "nn/runs": ["nn/test_cache_places.py", "nn/test_cache.py", "nn/test_cross.py"],
     "data/objectives": ["data/test_objectives*.py"],
-    "models/model": [_PROBES, "nn/test_parts.py", "models/test_heads.py"],
+    "models/model": ["models/test_families.py", _PROBES, "nn/test_parts.py", "models/test_heads.py"],
 }
 """The tests that are meant to hold a file, by how its name begins."""
 

@@ -240,6 +240,8 @@ def test_a_cache_tells_what_its_memory_is():
     cache = new_cache(blocks, 2, 9)
     with pytest.raises(InputError, match="no cache holds their keys and values; give Memory"):
         make()(x, Coordinates.range(2, 2), Memory(None, memory.places), cache.layers[0])
+    with pytest.raises(InputError, match="no cache holds their keys and values; give Memory"):
+        make()(x, Coordinates.range(2, 2), Memory(None, memory.places))
     with pytest.raises(ShapeError, match="memory has 3 rows but the cache has 2"):
         cache.remember(Coordinates.range(5, 3))
     run(blocks, x, Coordinates.range(2, 2), cache, memory)

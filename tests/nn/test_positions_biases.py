@@ -1,5 +1,7 @@
 """Position biases written out, and what they must not depend on."""
 
+import weakref
+
 import pytest
 import torch
 
@@ -42,12 +44,38 @@ def test_buckets_written_out_one_way():
 
 def test_the_fewest_buckets_and_the_nearest_end():
     """Two buckets; four both ways; an odd number one way; and an end right behind the single ones."""
-    assert relative(1, causal=True, buckets=2, max_distance=4).buckets(at(3), at(0, 1, 2, 3)).tolist() == [[[1, 1, 1, 0]]]
+    assert relative(1, causal=True, buckets=2, max_distance=4).buckets(at(3), at(0, 1, 2, 3)).tolist() == [
+        [[1, 1, 1, 0]]
+    ]
     both = relative(1, causal=False, buckets=4, max_distance=4)
     assert both.buckets(at(2), at(0, 1, 2, 3, 4)).tolist() == [[[1, 1, 0, 3, 3]]]
     assert relative(1, causal=True, buckets=9, max_distance=20).num_embeddings == 9
     near = relative(1, causal=True, buckets=8, max_distance=5)
     assert near.buckets(at(6), at(*range(7))).tolist() == [[[7, 7, 4, 3, 2, 1, 0]]]
+
+
+@pytest.mark.parametrize("bias", [Alibi(2), RelativeBias(2, causal=False)], ids=["alibi", "relative"])
+def test_keys_may_stand_elsewhere_in_each_row(bias):
+    """Also where all queries stand at one place: rows are only shared where both sides are alike."""
+    queries = Coordinates(torch.tensor([[4], [4]]), torch.ones(2, 1, dtype=torch.long))
+    keys = Coordinates(torch.tensor([[0, 1, 2], [0, 0, 1]]), torch.tensor([[1, 1, 1], [0, 1, 1]]))
+    both = bias(queries, keys)
+    assert both.shape == (2, 2, 1, 3)
+    assert torch.equal(both[0], bias(at(4), at(0, 1, 2))[0])
+    assert torch.equal(both[1, ..., 1:], bias(at(4), at(0, 1))[0])
+
+
+def test_what_is_made_once_holds_its_keys_but_never_itself():
+    """The id of keys that are gone would be given to others; queries that hold themselves would never go."""
+    queries, keys = at(4), at(0, 1, 2)
+    gone, alone = weakref.ref(keys), weakref.ref(queries)
+    bias = Alibi(2)
+    bias(queries, keys)
+    bias(queries, queries)
+    del keys
+    assert gone() is not None
+    del queries
+    assert gone() is alone() is None
 
 
 def test_the_table_is_read_by_bucket_and_head():

@@ -1,6 +1,7 @@
 """Stretched rotary angles: the figures of the definitions, and tables that depend on how long a document is."""
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -177,6 +178,23 @@ def test_each_document_has_its_own_table(scaling):
     assert torch.equal(batch[0, 7:], alone[0][0])
     assert torch.equal(batch[1], alone[1][0])
     assert not torch.equal(rotary(long[:, :5], row(5)), alone[1][:, :5])
+
+
+@pytest.mark.parametrize(
+    ("positions", "refused"),
+    [
+        ([5, 6, 7, 8, 9, 0, 1, 2, 3, 4], None),  # whole, its end first
+        ([5, 6, 3, 4], None),
+        ([3, 4, 8, 9], "a document of 10 tokens by other angles than its first 3"),
+        ([8, 9, 3, 4], "a document of 10 tokens by other angles than its first 3"),
+    ],
+)
+def test_a_document_in_pieces_is_one_document(positions, refused):
+    """Its first token here and its last decide, wherever in the row they stand."""
+    padding = [0] * 6
+    places = Coordinates(torch.tensor([padding + positions]), torch.tensor([padding + [1] * len(positions)]))
+    with pytest.raises(UnsupportedError, match=refused) if refused else nullcontext():
+        Rotary(4, scaling=LONG)(torch.randn(1, len(positions) + 6, 1, 4), places)
 
 
 def test_crosses_says_where_a_cache_ends():

@@ -7,6 +7,7 @@ import torch
 
 from pellucid.errors import InputError, LengthError, ShapeError
 from pellucid.nn.positions import LearnedPositions, SegmentEmbedding, SinusoidalPositions
+from pellucid.nn.positions.angles import host_layout
 from pellucid.visibility import Coordinates
 
 
@@ -18,6 +19,11 @@ def untold(coordinates):
     """The same places, on a host that does not know them."""
     object.__setattr__(coordinates, "layout", None)
     return coordinates
+
+
+def far_away(coordinates):
+    """The same places on a device where nothing is computed."""
+    return Coordinates(coordinates.positions.to("meta"), coordinates.segments.to("meta"), layout=coordinates.layout)
 
 
 def test_tensor2tensor_written_out():
@@ -120,3 +126,30 @@ def test_types_of_padding_are_not_looked_at():
     out[places.real].sum().backward()
     assert torch.equal(out[0, 1:], table.weight[[1, 1]])
     assert table.weight.grad.tolist() == [[0, 0, 0], [2, 2, 2]]
+
+
+def test_types_are_looked_at_on_a_cpu_outside_a_compiler(monkeypatch):
+    table, row = SegmentEmbedding(2, 3), Coordinates.range(4)
+    empty = table(torch.zeros(1, 0, 3), torch.zeros(1, 0, dtype=torch.long), Coordinates.range(0))
+    assert empty.shape == (1, 0, 3)
+    with torch.device("meta"):
+        far = SegmentEmbedding(2, 3)(torch.zeros(1, 4, 3), torch.ones(1, 4, dtype=torch.long), far_away(row))
+    assert far.is_meta
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    monkeypatch.setattr(torch.Tensor, "__int__", lambda _: pytest.fail("a number was asked for"))
+    table(torch.zeros(1, 4, 3), torch.ones(1, 4, dtype=torch.long), row)
+
+
+def test_a_position_before_the_first_is_refused_in_any_document():
+    places = Coordinates(torch.tensor([[-1, 0, 0, 1]]), torch.tensor([[1, 1, 2, 2]]))
+    with pytest.raises(LengthError, match="position -1 is before the first of 4"):
+        LearnedPositions(4, 3)(torch.zeros(1, 4, 3), places)
+
+
+def test_a_layout_is_read_off_once_where_that_can_be_done(monkeypatch):
+    places = untold(Coordinates.range(3))
+    assert host_layout(places) is host_layout(places) == Coordinates.range(3).layout
+    assert host_layout(untold(far_away(places))) is None
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert host_layout(untold(Coordinates.range(3))) is None
+    assert host_layout(Coordinates.range(3)) == Coordinates.range(3).layout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from pellucid.errors import ShapeError
 from pellucid.shapes import Float, Int, Tensor
 from pellucid.visibility import Coordinates, Layout
 
@@ -12,6 +13,16 @@ def frequencies(size: int, base: float, device: torch.device | None = None) -> F
     """``base ** (-2i / size)`` for each pair i, in float64 (Vaswani et al. 2017 §3.5; Su et al. 2021 §3.2.2)."""
     pairs = torch.arange((size + 1) // 2, dtype=torch.float64, device=device)
     return base ** (-2 * pairs / size)
+
+
+def refuse_misplaced(x_BT: Tensor, coordinates: Coordinates) -> None:
+    """Raises ShapeError where ``x`` has not one place a token: places would be spread over tokens, or tokens over them.
+    """
+    if tuple(x_BT.shape[:2]) != coordinates.shape:
+        raise ShapeError(
+            f"x has {tuple(x_BT.shape[:2])} rows and tokens, but its coordinates are {coordinates.shape}; give one "
+            "place a token"
+        )
 
 
 def document_lengths(coordinates: Coordinates) -> Int[Tensor, "B T"]:

@@ -126,8 +126,8 @@ class Alibi(nn.Module):
 def _slopes(heads: int, most: float) -> tuple[float, ...]:
     power = 1 << (heads.bit_length() - 1)
     slopes = [2.0 ** (-most * h / power) for h in range(1, power + 1)]
-    between = [2.0 ** (-most * h / (2 * power)) for h in range(1, 2 * power + 1, 2)]
-    return tuple(slopes + between[: heads - power])
+    between = [2.0 ** (-most * h / (2 * power)) for h in range(1, 2 * (heads - power), 2)]
+    return tuple(slopes + between)
 
 
 def _distances(queries: Coordinates, keys: Coordinates) -> Int[Tensor, "b T S"]:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from pellucid.errors import ShapeError, UnsupportedError
-from pellucid.nn.positions.angles import host_layout
+from pellucid.nn.positions.angles import host_layout, refuse_misplaced
 from pellucid.nn.positions.scaling import Scaling
 from pellucid.shapes import Float, Tensor
 from pellucid.visibility import Coordinates, Layout
@@ -61,7 +61,7 @@ class Rotary(nn.Module):
         """``x`` turned to its positions.
 
         Raises:
-            ShapeError: a head of another size.
+            ShapeError: a head of another size, or not one place a token.
             UnsupportedError: a document that goes on from tokens which were turned by other angles.
         """
         if x_BTNH.shape[-1] != self.head_size:
@@ -69,6 +69,7 @@ class Rotary(nn.Module):
                 f"the heads have {x_BTNH.shape[-1]} features, but this Rotary turns heads of {self.head_size}; "
                 f"make it Rotary({x_BTNH.shape[-1]})"
             )
+        refuse_misplaced(x_BTNH, coordinates)
         key = ("rotary", self.base, self.rotated, self.scaling, x_BTNH.dtype)
         cos, sin = coordinates.once(key, lambda: self._table(coordinates, x_BTNH.dtype))
         if self.rotated == self.head_size:

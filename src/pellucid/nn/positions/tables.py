@@ -9,7 +9,7 @@ from torch import nn
 
 from pellucid.errors import InputError, LengthError, ShapeError
 from pellucid.nn.embed import drawn
-from pellucid.nn.positions.angles import frequencies, host_layout
+from pellucid.nn.positions.angles import frequencies, host_layout, refuse_misplaced
 from pellucid.shapes import Float, Int, Tensor
 from pellucid.visibility import Coordinates
 
@@ -33,8 +33,10 @@ class LearnedPositions(nn.Module):
         """``x`` plus the vectors of its positions.
 
         Raises:
+            ShapeError: not one place a token.
             LengthError: a real token's position is not in the table.
         """
+        refuse_misplaced(x_BTD, coordinates)
         first, last = _range(coordinates)
         if last >= self.length:
             raise LengthError(
@@ -95,6 +97,12 @@ class SinusoidalPositions(nn.Module):
         return torch.stack([angles.sin(), angles.cos()], -1).flatten(-2)[..., : self.size]
 
     def forward(self, x_BTD: Float[Tensor, "B T D"], coordinates: Coordinates) -> Float[Tensor, "B T D"]:
+        """``x`` plus the vectors of its positions.
+
+        Raises:
+            ShapeError: not one place a token.
+        """
+        refuse_misplaced(x_BTD, coordinates)
         return x_BTD + self.table(coordinates).to(x_BTD.dtype)
 
     def extra_repr(self) -> str:
@@ -127,6 +135,7 @@ class SegmentEmbedding(nn.Embedding):
             ShapeError: not one type a slot.
             InputError: a type outside the table (seen on a CPU, where looking costs nothing).
         """
+        refuse_misplaced(x_BTD, coordinates)
         if types_BT is None:
             return x_BTD + self.weight[0].to(x_BTD.dtype)
         if types_BT.shape != coordinates.shape:
