@@ -61,15 +61,23 @@ def test_the_leaking_twin_looks_better_and_is_caught(
 SMALL_JOBS = {"masked-lm": "docstrings", "classifier": "docstrings", "tagger": "tokens", "names": "names"}
 
 
-@pytest.fixture(scope="module")
-def jobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made_of(files: int, folder: Path) -> Path:
     """The records that ``stdlib_jobs.py`` makes of a part of the standard library."""
-    folder = tmp_path_factory.mktemp("jobs")
     patch = pytest.MonkeyPatch()
-    patch.setattr(sys, "argv", ["stdlib_jobs.py", str(folder), "--files", "15"])
+    patch.setattr(sys, "argv", ["stdlib_jobs.py", str(folder), "--files", str(files)])
     runpy.run_path(str(ROOT / "examples" / "stdlib_jobs.py"), run_name="__main__")
     patch.undo()
     return folder
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made_of(15, tmp_path_factory.mktemp("jobs"))
+
+
+@pytest.fixture(scope="module")
+def more_jobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made_of(400, tmp_path_factory.mktemp("more_jobs"))
 
 
 SMALL = (
@@ -91,3 +99,22 @@ def test_small_jobs_of_every_family_run(
     assert load(result["checkpoint"]).model.config.family == ("encoder_decoder" if name == "names" else "encoder")
     figures = result["heldout_figures"]
     assert all(figure["baseline"] is not None for figure in figures.values())
+
+
+SHORT = ("model.hidden_size=64", "model.num_hidden_layers=2", "model.vocab_size=800", "threads=1")
+STEPS = {"masked-lm": 300, "classifier": 200, "tagger": 60, "names": 150}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALL_JOBS)
+def test_small_jobs_are_done_better_than_by_counting(
+    name: str, more_jobs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every held-out figure that training is for beats its baseline."""
+    settings = [f"data.source={more_jobs / SMALL_JOBS[name]}.jsonl", f"budget={{kind: steps, steps: {STEPS[name]}}}"]
+    example, out = str(ROOT / "examples" / f"{name}.yaml"), str(tmp_path / "run")
+    assert main(["train", example, *settings, *SHORT, "--out", out, "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)["heldout_figures"]
+    nats, accuracy = (next(figure for said, figure in figures.items() if word in said) for word in ("nats", "accuracy"))
+    assert nats["value"] < nats["baseline"]
+    assert accuracy["value"] > accuracy["baseline"]

@@ -177,6 +177,7 @@ def test_types_add_to_content_and_position():
     entered, plain = (model.embedded(b, b.coordinates()) for b in (typed, batch))
     difference = model.token_types.weight[1] - model.token_types.weight[0]
     torch.testing.assert_close(entered - plain, torch.stack([0 * difference] * 2 + [difference] * 2)[None])
+    assert not torch.equal(model(typed).hidden, model(batch).hidden)
     with pytest.raises(InputError, match="no token_types"):
         model_of(family="encoder")(typed)
 
@@ -192,6 +193,15 @@ def test_a_document_past_the_limit_is_refused_with_a_cache_too():
         model(Batch.from_rows([[9, 1]]), cache=cache)
     model(Batch.from_rows([[9]]), cache=cache)
     assert cache.length == 4
+
+
+def test_a_length_that_the_host_does_not_know_is_not_asked_for(monkeypatch):
+    """As while a compiler looks on: a table's own end is all that remains."""
+    monkeypatch.setattr("pellucid.models.model.host_layout", lambda places: None)
+    batch = Batch.from_rows([[1, 2, 3, 4, 5]])
+    queries, keys = model_of(max_position_embeddings=4).placed(batch, None)
+    assert queries is keys
+    assert queries.shape == (1, 5)
 
 
 def test_a_float32_stream_in_a_bfloat16_model():
@@ -272,6 +282,7 @@ def test_what_pools_a_whole_document_goes_on_from_no_cache():
         model(Batch.from_rows([[5, 8]]), cache=cache)
         with pytest.raises(UnsupportedError, match="pools all of it"):
             model(Batch.from_rows([[2]]), cache=cache)
+        assert model(Batch.from_rows([[2]]), cache=cache, want="hidden").hidden.shape == (1, 1, 16)
     model = model_of(head={"kind": "sequence_classification", "num_labels": 3})
     cache = model.new_cache(1, 4)
     model(Batch.from_rows([[5, 8]]), cache=cache)

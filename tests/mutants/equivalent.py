@@ -6,6 +6,9 @@ _LONGER = "a rule that is plain at a greater length is at a smaller one, and whe
 _NO_BIAS = "what is None needs no gradient, so that the second question only tells the type checker"
 _NO_ROWS = "a chunk without rows adds a loss of 0 and a gradient of 0"
 _EQUAL = "tuples are compared by order only where they differ, and None differs only from numbers, told apart before"
+_NO_LIMIT = "without a limit no layout is asked for, so that the first question only tells the type checker"
+_SINGLE = "the last single distance and the first bucket that grows are numbered alike"
+_FOUND = "the greatest distance reaches every bucket, so that the search ends before what stands behind it"
 
 EQUIVALENT: dict[str, str] = {
     "nn/backends/call.py made_finite: k.detach().sum(dtype=torch.float32) + v.detach().sum(dtype=torch.float32)"
@@ -19,5 +22,10 @@ EQUIVALENT: dict[str, str] = {
     "nn/losses.py _LinearCrossEntropy.forward: needs_b and bias_V is not None -> needs_b": _NO_BIAS,
     "nn/losses.py _LinearCrossEntropy.forward: range(0, hidden_CD.shape[0], chunk)"
     " -> range(0, hidden_CD.shape[0] + 1, chunk)": _NO_ROWS,
+    "models/model.py Model.placed: most is not None and layout is not None and (layout.max_position >= most)"
+    " -> layout is not None and layout.max_position >= most": _NO_LIMIT,
+    "nn/positions/biases.py RelativeBias._bucket: distance < self.single -> distance <= self.single": _SINGLE,
+    "nn/positions/biases.py _bounds: range(single, max_distance + 1)"
+    " -> range(single, max_distance + 1 + 1)": _FOUND,
     "visibility/rules.py All.reach: r[0] or 0 -> r[0]": _EQUAL,
 }

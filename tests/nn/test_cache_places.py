@@ -7,7 +7,7 @@ from helpers.layers import laid_out, packed
 from pellucid.errors import InputError, LengthError, ShapeError, UnsupportedError
 from pellucid.nn import ContiguousCache
 from pellucid.nn.runs import ends, lengths, merged
-from pellucid.visibility import Coordinates, Layout, Run, blocks, causal, everything, lookahead, prefix, window
+from pellucid.visibility import Coordinates, Layout, Run, blocks, causal, chunk, everything, lookahead, prefix, window
 
 
 def empty(rows=2, capacity=12, **words):
@@ -117,6 +117,8 @@ def test_what_goes_on_must_be_told():
         (causal() | prefix(3), 4, True),
         (lookahead(1), 3, False),
         (everything(), 3, False),
+        (chunk(3), 2, False),
+        (chunk(3), 3, True),  # a whole chunk, which nothing later is in
         (everything() & causal(), 3, True),
     ],
     ids=str,
@@ -162,9 +164,11 @@ def test_groups_go_on_where_nobody_missed_them(rule):
 
 
 def test_groups_may_come_late():
-    """Tokens before the first group belong to none."""
+    """Tokens before the first group belong to none; without any, none are made up."""
     cache = empty(1)
-    take(cache, Coordinates.range(2))
+    take(cache, Coordinates.range(1))
+    queries, keys = take(cache, Coordinates.range(1))
+    assert queries.groups is keys.groups is None
     _, keys = take(
         cache, Coordinates(torch.arange(2)[None], torch.ones(1, 2, dtype=torch.long), torch.tensor([[0, 4]]))
     )
@@ -243,6 +247,13 @@ def test_heads_that_do_not_fit_are_never_broadcast():
 def test_rows_that_are_not_there(index, error, message):
     with pytest.raises(error, match=message):
         empty().reorder(torch.tensor(index, dtype=torch.long))
+
+
+@pytest.mark.parametrize("index", [[True, False], [0.0, 1.0]], ids=["booleans", "floats"])
+@pytest.mark.usefixtures("our_checks_only")
+def test_rows_are_numbers(index):
+    with pytest.raises(InputError, match=f"reorder takes row numbers, not {torch.tensor(index).dtype}"):
+        empty().reorder(torch.tensor(index))
 
 
 # --- runs ----------------------------------------------------------------------------------------------------------

@@ -210,7 +210,7 @@ class ContiguousCache:
         for rule in rules:
             if first is None or (rule.settled is not None and first >= rule.settled):
                 continue
-            if not rule.positional and not rule.mask(old, new).any():  # by groups: the mask alone can tell
+            if not rule.mask(old, new).any():
                 continue
             raise UnsupportedError(
                 f"the rule {rule} lets earlier tokens see later ones, which a cached chunk cannot give them; "
@@ -223,7 +223,7 @@ class ContiguousCache:
         before, after = lengths(held), lengths(wanted)
         for document, length in before.items():
             new = after.get(document, 0)
-            if new != length and self._crosses(length, new):
+            if self._crosses(length, new):
                 raise UnsupportedError(
                     f"the cache holds a document of {length} tokens, which are turned by other angles than in one of "
                     f"{new}; run all {new} tokens again, with an empty cache or none"
