@@ -6,9 +6,10 @@ subclass :class:`Probe`, say in ``capabilities`` what it can be asked, and write
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 import torch
@@ -178,13 +179,18 @@ class Probe(Protocol):
 
     ``rules`` is the target's own declaration, one rule a layer: what the audit expects follows from it
     (``declared`` is False where they are only assumed: seeing less is then no fault). ``source_rules`` are those
-    of an encoder whose memory the target reads. ``layer_names`` are the submodules that are these layers, each
+    of an encoder whose memory the target reads (``source_declared`` is False where they are assumed).
+    ``layer_names`` are the submodules that are these layers, each
     from a hidden stream ``[B, T, D]`` to the next; None: they are looked for. ``memory_name`` is the submodule
     whose output a decoder reads. ``max_length`` is how many positions a document can have (None: no bound).
     ``shift_invariant``: adding one number to all positions changes nothing. ``forbidden_tokens`` are ids that an
-    audit must not use as text (pads, ends, image marks). ``sides`` are those on which the target says it can be
-    padded. ``ways`` are other ways of asking the same (see :meth:`asked`). A token that is learnt is predicted
-    by the slot ``predicts_from`` before it: 1, and 0 for a target that fills gaps.
+    audit must not use as text (pads, ends, image marks); ``end_tokens`` are those that end a text, of which each that
+    stands in one has to be learnt. ``sides`` are those on which the target says it can be padded. ``shifted`` are
+    sides on which padding is taken, but moves the positions, which cannot be told: answers are not compared with
+    those of a row alone there, but what is hidden must be hidden all the same; ``shift_allowed`` says that it is
+    meant so. ``refused`` is what the target raised when it was tried, by what was tried (a capability, a side).
+    ``ways`` are other ways of asking the same (see :meth:`asked`). A token that is learnt is predicted by the slot
+    ``predicts_from`` before it: 1, and 0 for a target that fills gaps.
     """
 
     name: str
@@ -192,6 +198,7 @@ class Probe(Protocol):
     rules: tuple[Visibility, ...]
     declared: bool = True
     source_rules: tuple[Visibility, ...] = ()
+    source_declared: bool = True
     layer_names: tuple[str, ...] | None = None
     memory_name: str | None = None
     module: nn.Module | None = None
@@ -199,7 +206,11 @@ class Probe(Protocol):
     shift_invariant: bool = False
     kernels: tuple[str, ...] = ()
     forbidden_tokens: frozenset[int] = frozenset()
+    end_tokens: tuple[int, ...] = ()
     sides: tuple[Side, ...] = ("right", "left", "both")
+    shifted: tuple[Side, ...] = ()
+    shift_allowed: bool = True
+    refused: Mapping[str, str] = MappingProxyType({})
     ways: tuple[str, ...] = ()
     predicts_from: int = 1
     capabilities: frozenset[Capability] = frozenset()

@@ -22,7 +22,16 @@ L       layers
 annotations at run time (jaxtyping with beartype); ordinary runs do not pay for it.
 """
 
+from collections.abc import Sequence
+
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-__all__ = ["Bool", "Float", "Int", "Tensor"]
+__all__ = ["Bool", "Float", "Int", "Tensor", "spreads"]
+
+
+def spreads(shape: Sequence[int], want: Sequence[int]) -> bool:
+    """Whether a tensor of ``shape`` broadcasts to ``want`` and no further: axes of 1 grow, those of ``want`` do not."""
+    return len(shape) <= len(want) and all(
+        got in (1, wanted) for got, wanted in zip(reversed(shape), reversed(want), strict=False)
+    )

@@ -10,7 +10,8 @@ from torch import nn
 from torch.nn import functional
 
 from pellucid.audits import TokensProbe, Toy, audit, twins
-from pellucid.audits.method.copies import NoDropout, copied, probabilities, set_dropout
+from pellucid.audits.method.arguments import watched
+from pellucid.audits.method.copies import NoDropout, as_it_is, copied, probabilities, set_dropout
 from pellucid.audits.method.held import changed, held_by, hooks_of
 from pellucid.audits.method.measure import Run
 from pellucid.audits.method.world import put_back, random_states, switches
@@ -289,3 +290,60 @@ def test_gradients_that_were_there_stay():
     before = {name: parameter.grad for name, parameter in model.named_parameters()}
     assert audit(model, checks=["trace", "modes", "kernels"]).passed
     assert all(parameter.grad is before[name] for name, parameter in model.named_parameters())
+
+
+# ------------------------------------------------------------------------------------ what is handed over, tables
+
+
+class _Told(nn.Module):
+    """Writes into one of its arguments."""
+
+    def __init__(self, into):
+        super().__init__()
+        self.table, self.into = nn.Embedding(7, 7), into
+
+    def forward(self, ids, notes=None, cache=None, labels=None):
+        if self.into == "notes":
+            notes["seen"].append(1)
+        if self.into == "cache":
+            cache.append(1)
+        if self.into == "labels":
+            labels.clamp_(min=0)
+        return self.table(ids)
+
+
+@pytest.mark.parametrize(
+    ("into", "written"), [("", []), ("notes", ["notes['seen']"]), ("cache", []), ("labels", ["labels"])]
+)
+def test_arguments_that_are_written_into_are_named_and_caches_are_not(into, written):
+    module = _Told(into)
+    with watched(module) as names:
+        module(torch.tensor([[1, 2]]), {"seen": [0]}, cache=[], labels=torch.tensor([[-100, 2]]))
+    assert list(names) == written
+    assert not module._forward_hooks
+    assert not module._forward_pre_hooks
+
+
+class _GrowsRightly(Toy):
+    def __init__(self):
+        super().__init__()
+        self.known = torch.zeros(0, dtype=torch.int64)
+
+    def counted_positions(self, queries):
+        self.known = torch.arange(max(len(self.known), int(queries.positions.max()) + 1))
+        return self.known[queries.positions]
+
+
+def test_a_table_that_is_grown_rightly_is_no_fault():
+    assert found(_GrowsRightly(), "determinism")["shorter and longer"].status == "pass"
+    wrong = found(twins.GrowsItsTable(), "determinism")["shorter and longer"]
+    assert (wrong.status, wrong.where.query) == ("leak", 3)
+
+
+def test_the_copy_that_is_kept_shares_the_weights_and_nothing_else():
+    module = twins.GrowsItsTable()
+    kept = as_it_is(module)
+    module.known = torch.arange(5)
+    assert len(kept.known) == 0
+    assert kept.head.weight is module.head.weight
+    assert as_it_is(len) is None

@@ -5,6 +5,11 @@ import torch
 from torch import nn
 
 from pellucid.audits import TokensProbe, Toy, audit, expected_flow, twins
+from pellucid.audits.checks.future import ahead_of, gradient_kept
+from pellucid.audits.method.bench import Bench
+from pellucid.audits.method.changes import telling
+from pellucid.audits.method.flow import flow_of
+from pellucid.audits.method.measure import Reading
 from pellucid.probe import Request
 from pellucid.visibility import causal, everything, window
 
@@ -117,10 +122,60 @@ def test_a_gradient_without_a_move_is_fragile():
 
 
 def test_long_sequences_are_sampled_and_say_so():
-    found = first(Leaky(0.0), length=200)
+    def asked(tokens, honest=Leaky(0.0)):  # noqa: B008 (what a function costs cannot be told)
+        with torch.no_grad():
+            return honest(tokens)
+
+    found = first(asked, length=200)
     assert found.status == "pass"
     assert "3 of 200 tokens changed" in found.message
     assert first(Leaky(0.1), length=200).where.key == 1
+
+
+def test_of_a_small_model_more_is_looked_at():
+    """Few weights cost little: every token of a middling row is changed, and many of a long one."""
+    assert "every token changed" in first(Leaky(0.0), length=128).message
+    cases = {finding.case: finding for finding in audit(Leaky(0.0), checks=["future"], length=200).findings}
+    assert "79 of 200 tokens changed" in cases["tokens"].message
+    assert "cut behind 39 of 199 tokens" in cases["whole tails"].message
+
+
+class LeaksAtOneBorder(Leaky):
+    """One slot sees the next, and only where the row goes on behind it."""
+
+    def __init__(self, border, width=16):
+        super().__init__(0.0)
+        self.border, self.wide = border, nn.Linear(width, width)
+
+    def forward(self, tokens):
+        x = self.table(tokens)
+        logits = self.out(x.cumsum(1) / 10)
+        if tokens.shape[1] <= self.border:
+            return logits
+        told = self.out(self.wide(x[:, self.border : self.border + 1]))
+        return logits + nn.functional.pad(told, (0, 0, self.border - 1, tokens.shape[1] - self.border))
+
+
+@pytest.mark.parametrize(("border", "length"), [(40, 64), (33, 48), (101, 128), (96, 128)])
+def test_one_border_in_a_longer_row_is_found(border, length):
+    found = first(LeaksAtOneBorder(border), length=length)
+    assert (found.status, found.where.query, found.where.key) == ("leak", border - 1, border)
+
+
+def test_cuts_are_at_borders_and_between_them():
+    assert telling(9, 8) == list(range(8))
+    assert telling(128, 4) == [31, 42, 63, 84]
+    assert {63, 191, 319, 447, 31, 95} <= set(telling(512, 24))
+
+
+def test_a_gradient_whose_token_moves_something_is_a_leak_and_says_so():
+    """Between the tokens that a sample changes: what the gradient finds is changed then."""
+    bench = Bench(TokensProbe(LeaksAtOneBorder(32)), length=64)
+    flow = flow_of(bench)
+    flow.readings[:] = [Reading(r.run, torch.zeros_like(r.sizes), r.scale) for r in flow.readings]
+    found = gradient_kept(bench, flow, ahead_of(flow.may), "future")
+    assert (found.status, found.where.key) == ("leak", 32)
+    assert "and changing it moves the output at 31" in found.message
 
 
 def test_a_short_table_bounds_the_length():
@@ -200,3 +255,21 @@ def test_a_convolution_that_casts_inside_is_not_accused():
 
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         assert audit(Casts().to(dtype), checks=["future"]).passed
+
+
+def test_what_is_hidden_behind_is_no_matter_of_the_future():
+    """A gradient to a token that lies too far back is the window's to tell, by its own name."""
+
+    class Through(Leaky):
+        def forward(self, tokens):
+            x = self.table(tokens)
+            near = x + nn.functional.pad(x, (0, 0, 1, 0))[:, :-1]
+            far = nn.functional.pad(x, (0, 0, 5, 0))[:, :-5]
+            return self.out(near + (far - far.detach()))
+
+    report = audit(probe=TokensProbe(Through(0.0), rules=[causal() & window(2)]), checks=["future", "window"])
+    cases = {(finding.check, finding.case): finding for finding in report.findings}
+    assert cases["future", "gradient"].status == "pass"
+    assert cases["window", "tokens"].status == "pass"
+    assert cases["window", "gradient"].status == "fragile"
+    assert "although changing it moved nothing" in cases["window", "gradient"].message

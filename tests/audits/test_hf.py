@@ -271,3 +271,18 @@ def test_a_loss_taken_in_float32_is_not_accused_in_float64():
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(vocab_size=100, **sizes)).double()
     assert audit(model, checks=["loss"]).verdicts == {"loss": "pass"}
+
+
+def test_places_that_count_by_design_are_not_held_to_a_shift():
+    config = transformers.HunYuanDenseV1Config(
+        **SMALL, num_key_value_heads=1, head_dim=8, max_position_embeddings=32, pad_token_id=0
+    )
+    model = _weighted(transformers.HunYuanDenseV1ForCausalLM(config))
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "query_layernorm" in name:
+                weight.copy_(torch.linspace(0.5, 1.5, len(weight)))
+    found = {finding.case: finding for finding in audit(model, checks=["positions"], length=8).findings}
+    assert found["shifted by 1"].status == "not_applicable"
+    assert "behind the rotation" in found["shifted by 1"].message
+    assert found["other positions"].status == "pass"

@@ -51,7 +51,11 @@ def test_a_forward_like_that_of_transformers_is_asked_about_padding_and_position
 def test_it_is_padded_on_the_left_only_where_it_can_be():
     torch.manual_seed(0)
     assert probe_for(Mean()).sides == ("right", "left", "both")
-    assert probe_for(Mean(over_slots=True)).sides == ("right",)  # it promises no positions
+    slots = probe_for(Mean(over_slots=True))
+    assert (slots.sides, slots.shifted) == (
+        ("right",),
+        ("left", "both"),
+    )  # its answers depend on them, and nothing tells
     assert audit(Mean(), checks=["padding", "batch", "polarity"]).passed
 
 

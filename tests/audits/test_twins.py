@@ -29,6 +29,10 @@ FIRST = {
     "NotShifted": Where(0, 0, 1),
     "IgnoresTokenZero": Where(0, 2, 3),  # token 3 of the row is token id 0
     "CrossesBorders": Where(0, 2, 3),
+    "EndsArePads": Where(0, 1, 2),
+    "LosesChunkBorders": Where(0, 7, 8),
+    "ForgetsTheLastDocument": Where(0, 8, 9),
+    "PoolsOverPads": Where(0),
     "TopLeftAnchor": Where(0, 4, 1),  # the first query of the second chunk sees key 0 only
     "SharedCounter": Where(0, 4),
     "ForgetsToReorder": Where(0, 5),
@@ -79,6 +83,17 @@ FIRST = {
     "PrefixSeesAll": Where(0, 0, 4),
     "RightContextOneShort": Where(0, 0, 4),  # four ahead are declared
     "RightContextOneLong": Where(0, 0, 5),
+    "PrefixLostInOneLayer": Where(0, 0, 1),
+    "SecondLayerOneWay": Where(0, 0, 1),
+    "FirstLayerLooksAheadOnly": Where(0, 1, 0),
+    "SeesItselfInOneLayer": Where(0, 1, 0),
+    "WindowNobodyDeclared": Where(0, 4, 0),
+    "WindowLostBesideSinks": Where(0, 7, 2),  # two layers of three tokens reach four back
+    "WindowWiderBesideSinks": Where(0, 7, 2),
+    "SinksLostInOneLayer": Where(0, 3, 0),
+    "EncoderIsCausal": Where(0, 0, 1),
+    "EncoderSeesNeighbours": Where(0, 0, 2),
+    "EncoderListensTooFar": Where(0, 0, 3),
     "CrossIsCausal": Where(0, 0, 1),
     "CrossHasTheWindow": Where(0, 0, 0),
     "CrossSeesPads": Where(0, 0),
@@ -122,6 +137,7 @@ NOWHERE_IN_PARTICULAR = {
     "DropsOutInEval",
     "FastWithoutGradients",
     "GrowsAList",
+    "GrowsItsTable",
     "KeepsPrompts",
     "KeepsTheLast",
     "LearnsPads",
@@ -151,6 +167,7 @@ NOWHERE_IN_PARTICULAR = {
     "SwitchesTheDefaultDtype",
     "TwoSmallestNumbers",
     "WakesUp",
+    "WritesIntoTheMask",
 }  # what they leave behind has no place, or their first wrong place depends on weights
 
 

@@ -134,7 +134,7 @@ CONTRACTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "many wrong tensors": (lambda c: c.update(tensors={f"k{n}": "?" for n in range(20_000)}), "a dtype and shape"),
     "a tensor that is a list": (lambda c: c["tensors"].update(x=[1]), "tensors must map names to text"),
     "a digest that is a number": (lambda c: c["digests"].update(x=1), "digests must map names to text"),
-    "endless digits": (lambda c: c["model"].update(layers=[f"window({'9' * 400})"] * 2), "contract was changed"),
+    "endless digits": (lambda c: c["model"].update(layers=[f"window({'9' * 400})"] * 2), "1329 bits, but must be"),
     "a rule that is code": (lambda c: c["model"].update(layers=["__import__('os')"] * 2), "holds '__import__|no rule"),
     "a rule without end": (lambda c: c["model"].update(layers=["(" * 400] * 2), "cannot be read"),
     "a huge probe": (

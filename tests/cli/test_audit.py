@@ -85,7 +85,8 @@ def test_it_says_how_the_target_was_called(folder, capsys):
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        (["audited_by_name:Stack", "--expect", "causal; causal"], "--expect lists 2 rules, but Stack has 3 layers"),
+        (["audited_by_name:Stack", "--expect", "causal; causal"], "Stack has 3 layers; give 1 or 3"),
+        (["audited_by_name:Leaks", "--expect", "causal; causal"], "has 1 layers; give 1"),
         (["audited_by_name:Stack", "--expect", "casual"], "casual"),
         (["audited_by_name:Stock"], "audited_by_name has no 'Stock'"),
         (["no_such_folder"], "names nothing that can be audited"),

@@ -63,6 +63,31 @@ def test_show_says_what_a_checkpoint_is(good: Path, capsys: Captured) -> None:
     assert lines[-1] == "29 loaded, 1 tied"
 
 
+def test_every_verb_takes_a_run_and_its_pointers(tmp_path: Path, capsys: Captured) -> None:
+    tokenizer = Tokenizer.train(["to be or not to be"] * 3, vocab_size=262)
+    run = tmp_path / "run"
+    for step, seed in ((1, 1), (2, 2)):
+        model = build(ModelConfig.from_mapping(CONFIG | {"vocab_size": 262}), seed=seed)
+        save(run / "checkpoints" / f"step-0000000{step}", model, tokenizer=tokenizer)
+    (run / "best").write_text("step-00000001\n")
+    (run / "last").write_text("step-00000002\n")
+    for name, step in (("run", "1"), ("run/best", "1"), ("run/last", "2")):
+        there = str(tmp_path / name)
+        assert main(["show", there, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["path"].endswith(f"step-0000000{step}")
+        assert main(["generate", there, "to be", "--max-new-tokens", "2"]) == 0
+        assert main(["verify", there, "--level", "headers"]) == 0
+        assert main(["draw", there, "-o", str(tmp_path / "mask.svg")]) == 0
+        assert main(["audit", there, "--checks", "trace"]) == 0
+        capsys.readouterr()
+    (run / "best").write_text("../../elsewhere")
+    for verb in (["show"], ["generate"], ["verify"], ["draw"], ["audit"]):
+        words = {"generate": ["x"], "draw": ["-o", str(tmp_path / "mask.svg")]}.get(verb[0], [])
+        assert main([*verb, str(run / "best"), *words]) in (1, 2)
+        out, err = capsys.readouterr()
+        assert "holds '../../elsewhere', which is not the name of a step" in out + err
+
+
 ODD = {
     "dropout": {"attention": 0.125},
     "attention": {"num_attention_heads": 4, "num_key_value_heads": 2, "scale": 0.375},

@@ -181,6 +181,9 @@ def test_bad_input_is_refused_before_anything_runs() -> None:
     assert "2 params for 1 prompts" in refused(InputError, [[1]], [few, few])
     assert "vocab_size is 10, but the model has 9" in refused(InputError, [[1]], few, vocab_size=10)
     assert "prompt 0 holds 5" in refused(InputError, [[5]], few, vocab_size=4)
+    assert "entry 0 of prompts is '1', but prompts is a list of lists" in refused(InputError, [1, 2], few)
+    assert "entry 1 of prompts is 'ab', but prompts is a list of lists" in refused(InputError, [[1], "ab"], few)
+    assert "prompts is 'ab', but must be a list of lists" in refused(InputError, "ab", few)
 
 
 def test_sources_must_be_what_the_model_reads() -> None:
@@ -197,6 +200,7 @@ def test_sources_must_be_what_the_model_reads() -> None:
     assert "2 sources for 1 prompts" in said(InputError, model, sources=[[1], [1]])
     assert "source 0 is empty" in said(InputError, model, sources=[[]])
     assert "source 0 holds 9, but token ids are 0 to 8" in said(InputError, model, sources=[[9]])
+    assert "entry 0 of sources is '1', but sources is a list of lists" in said(InputError, model, sources=[1])
     assert "source 0 holds 5" in said(InputError, model, sources=[[5]], vocab_size=4)
     assert "source 0 has 4 tokens, but the model has positions for 3" in said(LengthError, model, sources=[[1] * 4])
     assert "this TableModel reads prompts only" in said(InputError, TableModel.random(9), sources=[[1]])

@@ -119,7 +119,7 @@ def test_probabilities_that_are_none_are_refused(name: str, value: float) -> Non
         ({"top_k": True}, "top_k is true"),
         ({"max_new_tokens": 0}, "max_new_tokens is 0"),
         ({"min_new_tokens": 9, "max_new_tokens": 8}, "min_new_tokens is 9, but max_new_tokens is 8"),
-        ({"stop": [""]}, "stop.0 is '', but must be at least 1 characters"),
+        ({"stop": [""]}, "stop.0 is '', but must be at least 1 character long"),
         ({"stop": "x"}, "stop is 'x', but must be a list"),
         ({"stop_ids": [-1]}, "stop_ids.0 is -1"),
         ({"seed": -1}, "seed is -1"),

@@ -144,6 +144,9 @@ TOGETHER = [
         },
         "give attention_factor, or factor",
     ),
+    ({"position": {"kind": "rope", "rotary_dim": 65}}, "rotary_dim is 65; make it even"),
+    ({"position": {"kind": "rope", "rotary_dim": 66}}, "rotary_dim is 66, but a head"),
+    ({"position": {"kind": "relative_bias", "num_buckets": 3, "bidirectional": True}}, "num_buckets is 3, but two-way"),
     ({"position": {"kind": "relative_bias", "num_buckets": 1}}, "num_buckets is 1, but must be at least 2"),
     ({"position": {"kind": "relative_bias", "max_distance": 8}}, "make it above 16"),
     ({"position": {"kind": "learned", "max_positions": 9}, "max_position_embeddings": 10}, "has a table for 9"),
@@ -206,3 +209,78 @@ def test_configs_are_frozen():
     config = tiny_config()
     with pytest.raises((ConfigError, ValueError), match="frozen"):
         config.hidden_size = 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "whole"),
+    [
+        ({"hidden_size": "32"}, "hidden_size is '32', but must be a whole number: it is text, write 32 without quotes"),
+        ({"hidden_size": True}, "hidden_size is true, but must be a whole number"),
+        ({"hidden_size": -4}, "hidden_size is -4, but must be at least 1"),
+        (
+            {"hidden_size": "032"},
+            "hidden_size is '032', but must be a whole number: a number that begins with 0 is text in YAML 1.2, write "
+            "32, or 0o32 where it is octal",
+        ),
+        ({"hidden_size": 0, "family": "encoder_decoder"}, "hidden_size is 0, but must be at least 1"),
+        (
+            {"attention": {"num_attention_heads": 0}, "family": "encoder_decoder"},
+            "attention.num_attention_heads is 0, but must be at least 1",
+        ),
+        ({"attention": {}}, "attention.num_attention_heads is missing"),
+        (
+            {"attention": {"heads": 4}},
+            "attention.num_attention_heads is missing; attention has no key 'heads', did you mean "
+            "'num_attention_heads'?",
+        ),
+        ({"rule": 3}, "rule is 3, but must be text such as 'causal & (window(256) | sinks(4))'"),
+        (
+            {"layers": ["causal", {"rule": "causal", "same_as": -1}], "num_hidden_layers": None},
+            "layers.1.same_as is -1, but must be at least 0",
+        ),
+        ({"position": "rop"}, "position is 'rop', but must be a mapping: write {kind: rope}"),
+        ({"norm": "layernorm"}, "norm is 'layernorm', but must be a mapping: write {kind: layer_norm}"),
+        (
+            {"head": "xyz"},
+            "head is 'xyz', but must be a mapping with kind: choose 'language_model', 'masked_lm', "
+            "'sequence_classification', 'token_classification', 'span', 'regression' or 'sentence_embedding'",
+        ),
+        (
+            {"dropout": 0.1},
+            "dropout is 0.1, but must be a mapping with keys such as embedding, attention, residual, ffn",
+        ),
+        ({"embedding_multiplier": "sqr"}, "embedding_multiplier is 'sqr', but must be a number above 0, or 'sqrt'"),
+        ({"hidden_size": None, "embedding_multiplier": "sqrt"}, "hidden_size is missing"),
+        ({"norm": {"kind": "layer_norm", "offset": 1}}, "norm has no key 'offset', it belongs to kind 'rms_norm'"),
+        (
+            {"head": {"kind": "span", "pooling": "mean"}},
+            "head has no key 'pooling', it belongs to kind 'sequence_classification', 'regression' or "
+            "'sentence_embedding'",
+        ),
+        (
+            {"family": "encoder_decoder", "encoder": {"vocab_size": 9}},
+            "encoder has no key 'vocab_size', did you mean 'source_vocab_size'?",
+        ),
+        (
+            {"family": "encoder_decoder", "encoder": {"head": {"kind": "span"}}},
+            "encoder has no key 'head', it belongs outside encoder, as 'head'",
+        ),
+    ],
+)
+def test_one_mistake_is_one_complaint(changes, whole):
+    """What follows from it is not said as well."""
+    with pytest.raises(ConfigError) as caught:
+        tiny_config(**changes)
+    assert str(caught.value) == whole
+
+
+def test_mistakes_of_ones_own_are_all_told():
+    with pytest.raises(ConfigError) as caught:
+        tiny_config(
+            family="encoder_decoder",
+            hidden_size="32",
+            encoder={"hidden_size": 3.5},
+            norm={"kind": "rms_norm", "eps": 0},
+        )
+    said = str(caught.value)
+    assert [part.split(" is ")[0] for part in said.split("; ")] == ["hidden_size", "norm.eps", "encoder.hidden_size"]

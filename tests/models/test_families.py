@@ -241,7 +241,7 @@ TOO_FEW = {"kind": "longrope", "short": [1.0], "long": [1.0], "original_length":
         ({"norm_placement": "deep", "initializer_range": 0.02}, "Xavier's scale"),
         ({"position": {"kind": "learned", "max_positions": 8}, **WITHOUT}, "is added on entry"),
         ({"attention": {"num_attention_heads": 4, "head_dim": 3}}, "rope"),
-        ({"position": {"kind": "rope", "rotary_dim": 6}}, "rotated is 6"),
+        ({"position": {"kind": "rope", "rotary_dim": 6}}, "rotary_dim is 6"),
         ({"position": {"kind": "rope", "scaling": TOO_FEW}}, "one divisor a pair"),
         ({"position": {"kind": "relative_bias", "num_buckets": 3}}, None),
         ({"position": {"kind": "relative_bias", "num_buckets": 1}}, "num_buckets is 1"),

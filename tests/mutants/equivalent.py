@@ -25,7 +25,6 @@ EQUIVALENT: dict[str, str] = {
     "models/model.py Model.placed: most is not None and layout is not None and (layout.max_position >= most)"
     " -> layout is not None and layout.max_position >= most": _NO_LIMIT,
     "nn/positions/biases.py RelativeBias._bucket: distance < self.single -> distance <= self.single": _SINGLE,
-    "nn/positions/biases.py _bounds: range(single, max_distance + 1)"
-    " -> range(single, max_distance + 1 + 1)": _FOUND,
+    "nn/positions/biases.py _bounds: range(single, max_distance + 1) -> range(single, max_distance + 1 + 1)": _FOUND,
     "visibility/rules.py All.reach: r[0] or 0 -> r[0]": _EQUAL,
 }

@@ -1,6 +1,7 @@
 """Every backend gives what the reference gives, and hidden content never matters."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -311,6 +312,44 @@ def test_sizes_that_do_not_fit_name_both_values(change, message):
     tokens = Coordinates.range(5, 2)
     with pytest.raises(ShapeError, match=message):
         attend(*(torch.zeros(shape) for shape in shapes.values()), rule=causal(), queries=tokens, keys=tokens)
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, "auto"])
+@pytest.mark.parametrize(
+    ("shape", "given"),
+    [
+        ("bias", (3, 1, 4, 4)),  # more rows than there are
+        ("bias", (1, 3, 4, 4)),
+        ("bias", (1, 1, 2, 4)),
+        ("bias", (1, 1, 4, 5)),
+        ("sink_logits", (1,)),
+        ("sink_logits", (3,)),
+    ],
+)
+def test_nothing_that_is_spread_makes_rows_heads_or_tokens(backend, shape, given, our_checks_only):
+    tokens = Coordinates.range(4)
+    q, k, v = qkv(tokens, tokens)
+    with pytest.raises(ShapeError, match=rf"shape {re.escape(str(given))}, but"):
+        attend(q, k, v, rule=causal(), queries=tokens, keys=tokens, backend=backend, **{shape: torch.zeros(given)})
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, "auto"])
+def test_a_given_mask_for_more_queries_than_there_are(backend):
+    query, keys = Coordinates(torch.tensor([[3]]), torch.tensor([[1]])), Coordinates.range(4)
+    q, k, v = qkv(query, keys)
+    rule = from_visible(torch.ones(4, 4, dtype=torch.bool).tril())
+    with pytest.raises((ShapeError, UnsupportedError), match=r"need \(1, 1, 4\); cut the mask|ragged cannot cut"):
+        attend(q, k, v, rule=rule, queries=query, keys=keys, backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "ragged"])
+@pytest.mark.parametrize("asked", [{"softcap": 2.0}, {"sink_logits": torch.zeros(4)}])
+def test_a_refusal_names_the_backend_asked_and_one_that_can(backend, asked):
+    tokens = Coordinates.range(4)
+    q, k, v = qkv(tokens, tokens)
+    with pytest.raises(UnsupportedError, match=rf"^{backend} has no .*; use backend='reference' or 'auto'$"):
+        attend(q, k, v, rule=causal(), queries=tokens, keys=tokens, backend=backend, **asked)
+    attend(q, k, v, rule=causal(), queries=tokens, keys=tokens, backend="reference", **asked)
 
 
 def test_unknown_backend_is_named():

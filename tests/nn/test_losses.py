@@ -203,3 +203,10 @@ def test_labels_that_do_not_fit(labels, message):
     hidden, weight, _, _ = inputs()
     with pytest.raises(ShapeError, match=message):
         linear_cross_entropy(hidden, weight, labels)
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_a_bias_is_not_spread_over_classes(size, our_checks_only):
+    hidden, weight, labels = torch.zeros(1, 2, 3), torch.zeros(5, 3), torch.zeros(1, 2, dtype=torch.long)
+    with pytest.raises(ShapeError, match=rf"the bias has shape \({size},\), but the weight \(5, 3\)"):
+        linear_cross_entropy(hidden, weight, labels, bias_V=torch.zeros(size))

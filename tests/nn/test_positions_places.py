@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from helpers.layers import laid_out
-from pellucid.errors import UnsupportedError
+from pellucid.errors import ShapeError, UnsupportedError
 from pellucid.nn import ContiguousCache, attend
 from pellucid.nn.positions import (
     Alibi,
@@ -186,3 +186,15 @@ def test_tables_and_biases_are_made_where_the_positions_are():
         assert (bias(queries, keys).device.type, bias(queries, keys).shape) == ("meta", (2, HEADS, 3, 5))
     for table in tables:
         assert table(torch.zeros(2, 3, 7, device="meta"), queries).device.type == "meta"
+
+
+@pytest.mark.parametrize(
+    "part", [Rotary(8), LearnedPositions(9, 8), SinusoidalPositions(8)], ids=["rotary", "table", "sines"]
+)
+@pytest.mark.parametrize(("x", "places"), [((1, 1), (1, 4)), ((1, 4), (1, 1)), ((1, 4), (3, 4)), ((3, 4), (1, 4))])
+def test_places_are_not_spread_over_tokens_nor_tokens_over_places(part, x, places):
+    tokens = torch.zeros(*x, *((HEADS, 8) if isinstance(part, Rotary) else (8,)))
+    with pytest.raises(
+        ShapeError, match=rf"x has \({x[0]}, {x[1]}\) rows and tokens, but its coordinates are \({places[0]}"
+    ):
+        part(tokens, Coordinates.range(places[1], places[0]))

@@ -97,6 +97,23 @@ def test_a_rule_that_shows_a_token_its_own_label_is_refused(rule: str) -> None:
     assert config(model={**model, "layers": ["causal()", f"causal & ({rule})"]})
 
 
+@pytest.mark.parametrize("text", ["masked_lm", "masked_lmm", "maskedlm"])
+def test_an_objective_given_as_text_says_how_it_is_written(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config(objective=text)
+    assert str(caught.value) == f"objective is {text!r}, but must be a mapping: write {{kind: masked_lm}}"
+
+
+def test_a_prefix_is_not_taken_away_from_who_meant_one() -> None:
+    """``causal & (causal | prefix())`` would be plain causal: the objective is what does not fit."""
+    model = {name: value for name, value in WORDS["model"].items() if name != "num_hidden_layers"}
+    with pytest.raises(ConfigError, match=r"take objective \{kind: prefix_lm\}.*, or add causal: 'causal"):
+        config(model={**model, "layers": ["causal()", "causal | prefix()"]})
+    with pytest.raises(ConfigError, match="lets a token see the next one") as caught:
+        config(model={**model, "layers": ["causal()", "causal | prefix() | lookahead(1)"]})
+    assert "prefix_lm" not in str(caught.value)
+
+
 @pytest.mark.parametrize("device", ["banana", "cuda:77"])
 def test_a_device_that_is_not_there_is_refused_before_a_folder_is_made(device: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"device '{device}' cannot be used here"):

@@ -101,3 +101,28 @@ def test_other_kinds_are_refused(make, message):
 def test_a_mask_of_the_wrong_size_names_both():
     with pytest.raises(ShapeError, match=r"\(4, 4\).*\(1, 5, 5\)"):
         through(from_visible(CAUSAL), length=5)
+
+
+@pytest.mark.parametrize(
+    ("rule", "queries", "keys"),
+    [
+        (from_hidden(~CAUSAL), (1, 1), (1, 4)),  # one query, a mask for four
+        (from_visible(CAUSAL), (1, 4), (1, 1)),  # one key
+        (from_visible(CAUSAL.expand(3, 4, 4)), (1, 4), (1, 4)),  # one row, a mask for three
+        (from_visible(torch.ones(3, 4, dtype=torch.bool), padding=True), (1, 4), (1, 4)),
+        (from_additive(torch.zeros(1, 4).repeat(3, 1), padding=True), (1, 4), (1, 4)),
+        (from_visible(CAUSAL), (1, 3), (1, 4)),
+        (from_visible(CAUSAL) & causal(), (1, 1), (1, 4)),
+    ],
+)
+def test_a_mask_never_makes_rows_queries_or_keys(rule, queries, keys):
+    """Axes of 1 grow in the mask alone: tokens are not copied to fit it."""
+    want = rf"needs? \({queries[0]}, {queries[1]}, {keys[1]}\); cut the mask"
+    with pytest.raises(ShapeError, match=want):
+        rule.mask(Coordinates.range(queries[1], queries[0]), Coordinates.range(keys[1], keys[0]))
+
+
+def test_a_mask_of_one_row_one_query_or_one_key_is_for_all():
+    ones = torch.ones(1, 1, 4, dtype=torch.bool)
+    assert through(from_visible(ones), rows=3).shape == (3, 1, 4, 4)
+    assert through(from_visible(torch.ones(4, 1, dtype=torch.bool)), rows=3).shape == (3, 1, 4, 4)

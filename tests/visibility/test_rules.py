@@ -309,13 +309,25 @@ def test_sizes_that_mean_nothing_are_refused(make, value):
         make(value)
 
 
+@pytest.mark.parametrize("make", [window, prefix, chunk, sinks, lookahead])
+def test_sizes_have_an_end(make):
+    make(1 << 40).mask(Coordinates.range(3), Coordinates.range(3))
+    with pytest.raises(ConfigError, match="is 1099511627777, but must be at most 1099511627776"):
+        make((1 << 40) + 1)
+    with pytest.raises(ConfigError, match="a number of 20000 bits, but must be at most"):
+        make(1 << 19999)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("causal & windw(3)", "there is no rule 'windw'"),
+        ("causal & windw(3)", r"there is no rule 'windw'; did you mean 'window'\?"),
         ("window(0)", "at least 1"),
         ("window(3, 4)", "was given 2 numbers"),
-        ("window", "was given 0 numbers"),
+        ("window", r"was given 0 numbers; write it like window\(256\)"),
+        ("window(-1)", r"window\(w\) is -1, but must be at least 1"),
+        ("window(-x)", "write rules like"),
+        ("causal & window(9999999999999999999999)", "is 9999999999999999999999, but must be at most 1099511627776"),
         ("causal and window(3)", "write rules like"),
         ("__import__('os')", "there is no rule"),
         ("causal.__class__", "write rules like"),

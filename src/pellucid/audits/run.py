@@ -7,9 +7,9 @@ import inspect
 import math
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,6 +19,7 @@ from pellucid.audits.checks import CHECKS
 from pellucid.audits.checks.check import Check
 from pellucid.audits.method.bench import Bench
 from pellucid.audits.method.care import left_as_found
+from pellucid.audits.method.copies import as_it_is
 from pellucid.audits.method.flow import MeasuredFlow
 from pellucid.audits.probes.hf import probe_for_hf
 from pellucid.audits.probes.named import NamedProbe, named_arguments
@@ -95,12 +96,19 @@ class AuditReport:
             found = self.of(name)
             first = next(finding for finding in found if finding.status == status)
             where = str(first.where) if first.where and status in ("leak", "fragile") else ""
-            said = first.message if status != "pass" else f"{CHECKS[name].asks} Yes, in {len(found)} cases."
+            said = first.message if status != "pass" else f"{CHECKS[name].asks} {_yes(found)}"
             if status == "pass" and name == "future":
                 said = first.message
             shown = "not asked" if name in self.unasked else status
             rows.append((name, shown, first.case if status != "pass" else "", where, said))
         return Table(f"audit of {self.target}", ("check", "verdict", "case", "where", "what was seen"), tuple(rows))
+
+
+def _yes(found: Sequence[Finding]) -> str:
+    """In how many cases, and which were not asked."""
+    silent = [finding.case for finding in found if finding.status == "not_applicable" and finding.case]
+    more = f" Not asked: {', '.join(silent)}." if silent else ""
+    return f"Yes, in {sum(finding.status == 'pass' for finding in found)} cases.{more}"
 
 
 def audit(
@@ -134,12 +142,17 @@ def audit(
     start = time.perf_counter()
     for module in (target, getattr(probe, "module", None)):
         _refuse_meta(module)
+    given = target if probe is None else getattr(probe, "module", None)
+    untouched = as_it_is(given)  # before anybody asks it
     probe = probe_for(target) if probe is None else probe
+    if getattr(probe, "module", None) is not given:
+        untouched = as_it_is(getattr(probe, "module", None))
     _refuse_incomplete(probe)
     findings: list[Finding] = []
     unasked: list[str] = []
     with left_as_found(probe.module):
         bench = Bench(probe, length=length, seed=seed, budget=budget)
+        bench.untouched = untouched
         for check in chosen:
             if progress is not None:
                 progress(check.name)
@@ -149,6 +162,8 @@ def audit(
                 findings.append(Finding(check.name, "not_applicable", message))
             else:
                 findings += _answers(check, bench)
+                if check.name == "future":
+                    findings += _restricted(check, bench)
         flows, views = _pictures(bench)
     seconds = time.perf_counter() - start
     return AuditReport(probe.name, tuple(findings), seconds, bench.taken, flows, views, tuple(unasked), _called(probe))
@@ -160,6 +175,8 @@ def _called(probe: Probe) -> str:
     if getattr(probe, "hidden_states", False):
         can += ", watched by its hidden states for it gives no logits"
     told = f"called by {kind} ({can or 'tokens alone'})"
+    if isinstance(probe, TokensProbe) and probe.said:
+        told += f"; {probe.said}"
     if isinstance(probe, TokensProbe):
         told += "; for what is missing there, padding or a cache say, write a probe: audit(probe=…)"
     return told
@@ -206,9 +223,22 @@ def probe_for(target: object) -> Probe:
         raise InputError(
             f"{type(target).__name__} cannot be called, so it cannot be audited; give a module, a function or a probe"
         )
+    _refuse_factory(target)
     if is_torch_layer(target):
         return TorchLayersProbe(cast(nn.Module, target))
     return probe_for_hf(target) or (NamedProbe(target) if named_arguments(target) else TokensProbe(target))
+
+
+def _refuse_factory(target: object) -> None:
+    """A function without arguments makes a model; it cannot be asked anything."""
+    if not inspect.isfunction(target):
+        return
+    parameters = inspect.signature(target).parameters.values()
+    if not any(each.kind is not each.KEYWORD_ONLY and each.kind is not each.VAR_KEYWORD for each in parameters):
+        name = target.__name__
+        raise InputError(
+            f"{name} takes no tokens; it is a factory, perhaps: call it, and audit what it makes: {name}()"
+        )
 
 
 def _lacking(probe: object) -> list[str]:
@@ -250,14 +280,29 @@ def _answers(check: Check, bench: Bench) -> list[Finding]:
     return found
 
 
+def _restricted(check: Check, bench: Bench) -> list[Finding]:
+    """The same question to a target that takes a mask which its declaration does not: handed one, it obeys."""
+    ways: dict[str, Probe] = getattr(bench.probe, "restricted", dict)()
+    found: list[Finding] = []
+    for way, probe in ways.items():
+        answers = _answers(check, Bench(probe, length=bench.wanted_length, budget=bench.budget))
+        found += [replace(each, case=f"{way}, {each.case}".removesuffix(", ")) for each in answers]
+    return found
+
+
 def _not_applicable(check: Check, bench: Bench) -> str:
     probe = bench.probe
     missing = sorted(check.needs - probe.capabilities)
     if missing:
-        return f"{probe.name} cannot be asked for {', '.join(missing)}"
+        said = next((f": it raises {raised}" for name in missing if (raised := _refused(probe).get(name))), "")
+        return f"{probe.name} cannot be asked for {', '.join(missing)}{said}"
     if bench.length < check.length:
         return f"the check needs {check.length} tokens in a row, but {probe.name} takes {bench.length}"
     return ""
+
+
+def _refused(probe: Probe) -> Mapping[str, str]:
+    return getattr(probe, "refused", {})
 
 
 def _raised(error: BaseException) -> str:

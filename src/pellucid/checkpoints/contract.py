@@ -28,6 +28,7 @@ from pellucid.errors import CheckpointError, ConfigError
 from pellucid.models.build import build
 from pellucid.models.config import ModelConfig
 from pellucid.models.model import Model
+from pellucid.models.words import Whole
 
 NAME = "pellucid.json"
 SCHEMA_VERSION = 4
@@ -43,10 +44,10 @@ Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 class TextContract(Config):
     """What the ids mean at their edges."""
 
-    vocab_size: int
-    bos_id: int | None
-    eos_id: int | None
-    pad_id: int | None
+    vocab_size: Whole
+    bos_id: Whole | None
+    eos_id: Whole | None
+    pad_id: Whole | None
     adds_bos: Literal["document"] = "document"
     """Encoding text adds nothing: a document gets its one begin token where it is made out of ids."""
 

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from pellucid.checkpoints import contract as contracts
-from pellucid.checkpoints.arguments import DTYPES, folder_path, widened
+from pellucid.checkpoints.arguments import DTYPES, widened
 from pellucid.checkpoints.classes import NAME as CLASSES
 from pellucid.checkpoints.classes import read_classes
 from pellucid.checkpoints.contract import (
@@ -41,6 +41,7 @@ from pellucid.checkpoints.contract import (
 )
 from pellucid.checkpoints.files import digest, opened
 from pellucid.checkpoints.header import TensorSpec
+from pellucid.checkpoints.pointers import meant
 from pellucid.checkpoints.report import LoadError, LoadReport, MismatchError, Status, TensorReport
 from pellucid.checkpoints.weights import Weights, read_weights
 from pellucid.checkpoints.witness import Difference, WitnessError, check_text, check_witness
@@ -152,8 +153,11 @@ class Folder:
 
 
 def open_folder(path: str | Path, dtype: torch.dtype | None = None) -> Folder:
-    """Read contract and headers of the folder at ``path``; ``dtype`` is only what the report calls a cast."""
-    path = folder_path(path)
+    """Read contract and headers of the folder at ``path``; ``dtype`` is only what the report calls a cast.
+
+    ``RUN/best``, ``RUN/last`` and a run's folder stand for its checkpoints (:mod:`~pellucid.checkpoints.pointers`).
+    """
+    path = meant(path)
     try:
         folder = _found(path)
     except OSError as error:

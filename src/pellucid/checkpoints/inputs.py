@@ -50,7 +50,7 @@ class Probe(Reading):
 
     source: Reading | None = None
     """What an encoder reads beside it."""
-    chunks: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(max_length=16)] = ()
+    chunks: Annotated[tuple[Annotated[int, Field(ge=1, le=LONGEST_ROW)], ...], Field(max_length=16)] = ()
     """How many slots go through the cache at a time; none: all at once, without one."""
     training: bool = False
     gains: Annotated[tuple[Gain, ...], Field(max_length=8)] = ()

@@ -20,7 +20,7 @@ from torch import nn
 
 from pellucid.checkpoints.answers import FOLDS, answer, folded, hidden_states, stream_types
 from pellucid.checkpoints.exact import Read, exact_model
-from pellucid.checkpoints.inputs import Probe
+from pellucid.checkpoints.inputs import Probe, Slot
 from pellucid.checkpoints.probes import probes_of
 from pellucid.checkpoints.report import MismatchError
 from pellucid.checkpoints.spoken import TextWitness, compared
@@ -50,7 +50,7 @@ class Answer(Config):
     """The folded logits of each slot in ``asked.at``, row after row, or of each document."""
     loss: float | None = None
     """The head's own mean loss over labels that follow from the input; none with a cache."""
-    counted: int | None = None
+    counted: Slot | None = None
 
     @model_validator(mode="after")
     def _one_a_slot(self) -> Answer:

@@ -10,7 +10,12 @@ from typing import Annotated, Any
 
 import typer
 
-Checkpoint = Annotated[str, typer.Argument(metavar="CKPT", help="A checkpoint folder.", show_default=False)]
+Checkpoint = Annotated[
+    str,
+    typer.Argument(
+        metavar="CKPT", help="A checkpoint folder, or a run's: RUN, RUN/best, RUN/last.", show_default=False
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")]
 NewTokens = Annotated[int, typer.Option(help="The most tokens to add.")]
 Temperature = Annotated[float, typer.Option(help="0 takes the most likely token; higher is more varied.")]

@@ -120,11 +120,12 @@ def _nearest_preset(target: str) -> str:
 
 def _config(target: str) -> ModelConfig | None:
     """The config that ``target`` names, if it is no rule."""
-    if os.path.isdir(target):
+    if os.path.exists(target) and (os.path.isdir(target) or Path(target).name in ("best", "last")):
         from pellucid.checkpoints.contract import read_contract
+        from pellucid.checkpoints.pointers import meant
         from pellucid.checkpoints.store import CONTRACT
 
-        return read_contract(Path(target, CONTRACT)).model
+        return read_contract(meant(target) / CONTRACT).model
     if target.lower().endswith((".yaml", ".yml", ".json")):
         from pellucid.configfile import read_mapping
         from pellucid.models.config import ModelConfig

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import difflib
+import re
 import types
 from itertools import islice
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from pellucid.configfile import text as yaml_text
 from pellucid.configfile.text import show
+from pellucid.errors import ConfigError
 
+_Met = dict[str, list[tuple[dict[str, Any], Any]]]
+"""What is wrong at each path: pydantic's problem, and the type that was wanted there."""
 _MOST = 8
+_OCTAL = re.compile(r"[-+]?0[0-9][0-9_]*\Z")
 
 _WANTED = {
     "int": "a whole number",
@@ -31,20 +37,49 @@ _WANTED = {
 
 def explain(model: type[BaseModel], error: ValidationError) -> str:
     """All problems of ``error``, met while building ``model``, joined by "; "."""
-    met: dict[str, list[tuple[dict[str, Any], Any]]] = {}
+    met: _Met = {}
     for problem in error.errors(include_url=False):
         path, part = _walk(model, problem["loc"])
         met.setdefault(path, []).append((dict(problem), part))
+    said = _first_causes(met)
     lines = []
-    for path, problems in islice(met.items(), _MOST):  # what is not said is not looked up either
+    for path, problems in islice(said.items(), _MOST):  # what is not said is not looked up either
         if len(problems) == 1:
             lines.append(_sentence(path, *problems[0], root=model))
         else:  # the members of a plain union: none of them took the value
             wanted = list(dict.fromkeys(_wanted(problem) for problem, _ in problems))
             lines.append(f"{path} is {show(problems[0][0]['input'])}, but must be {_either(wanted)}")
-    if len(met) > _MOST:
-        lines.append(f"and {len(met) - _MOST} more problems")
+    if len(said) > _MOST:
+        lines.append(f"and {len(said) - _MOST} more problems")
     return "; ".join(lines)
+
+
+def _first_causes(met: _Met) -> _Met:
+    """``met`` without problems that are only others seen again: inside them, or in the part theirs is taken from."""
+    around = {path[:end] for path in met for end, letter in enumerate(path) if letter == "."}
+    same_key: dict[str, list[str]] = {}
+    for path in met:
+        same_key.setdefault(path.rpartition(".")[2], []).append(path)
+    kept = {}
+    for path, problems in met.items():
+        alike = same_key[path.rpartition(".")[2]][:_MOST]  # a hostile file has thousands
+        if path in around or any(_copied(path, problems[0][0], other, met[other][0][0]) for other in alike):
+            continue
+        kept[path] = problems
+    return kept
+
+
+def _copied(path: str, problem: dict[str, Any], other: str, first: dict[str, Any]) -> bool:
+    """Whether a problem is that of ``other``, in a part that is filled from it (``encoder.norm`` from ``norm``)."""
+    here, there = path.split("."), other.split(".")
+    while len(there) > 1 and here[0] == there[0]:
+        here, there = here[1:], there[1:]
+    rest, shorter = ".".join(here), ".".join(there)
+    if not (rest.endswith("." + shorter) or ("." in shorter and rest.endswith("_" + shorter))):
+        return False
+    if any(str(first.get(name)) != str(problem.get(name)) for name in ("type", "ctx", "msg")):
+        return False
+    return bool(problem["type"] == "missing" or show(first["input"]) == show(problem["input"]))
 
 
 def _sentence(path: str, problem: dict[str, Any], part: Any, root: type[BaseModel]) -> str:
@@ -63,7 +98,9 @@ def _sentence(path: str, problem: dict[str, Any], part: Any, root: type[BaseMode
     if kind in ("value_error", "assertion_error"):
         text = str(context.get("error", problem["msg"]))
         return text if not path or path in text else f"{path}: {text}"
-    return f"{path} is {show(value)}, but must be {_wanted(problem)}" + _hint(kind, value)
+    return f"{path} is {show(value)}, but must be {_wanted(problem)}" + (
+        _hint(kind, value) or _as_mapping(kind, value, part)
+    )
 
 
 def _wanted(problem: dict[str, Any]) -> str:
@@ -87,10 +124,13 @@ def _wanted(problem: dict[str, Any]) -> str:
 
 
 def _number(value: float) -> str:
-    return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else f"{value:g}"
+    return str(int(value)) if isinstance(value, int) or (value.is_integer() and abs(value) < 1e15) else f"{value:g}"
 
 
 def _hint(kind: str, value: Any) -> str:
+    if kind in ("int_type", "float_type") and isinstance(value, str) and _OCTAL.match(value):
+        plain = value.lstrip("+-0_") or "0"
+        return f": a number that begins with 0 is text in YAML 1.2, write {plain}, or 0o{plain} where it is octal"
     if kind in ("int_type", "float_type") and isinstance(value, str) and _is_number(value):
         return f": it is text, write {value.strip()} without quotes"
     if kind in ("int_type", "int_from_float") and isinstance(value, float) and value.is_integer():
@@ -102,10 +142,23 @@ def _hint(kind: str, value: Any) -> str:
 
 def _is_number(text: str) -> bool:
     try:
-        float(text)
-    except ValueError:
+        return len(text) < 40 and isinstance(yaml_text.scalar(text.strip(), ""), int | float)
+    except ConfigError:
         return False
-    return len(text) < 40
+
+
+def _as_mapping(kind: str, value: Any, part: Any) -> str:
+    """How a part that was given as text or a number is written."""
+    if kind not in ("model_type", "model_attributes_type"):
+        return ""
+    members = [member for member in _members(part) if _is_model(member)]
+    tags = [str(tag) for member in members for tag in _tags(member, "kind")]
+    if len(members) > 1 and isinstance(value, str):
+        near = difflib.get_close_matches(value, tags, 1)
+        return f": write {{kind: {near[0]}}}" if near else f" with kind: choose {_either([repr(tag) for tag in tags])}"
+    if len(members) == 1 and members[0].model_fields:
+        return f" with keys such as {', '.join(islice(members[0].model_fields, 4))}"
+    return ""
 
 
 def _choice(path: str, value: Any, context: dict[str, Any], part: Any) -> str:
@@ -125,11 +178,18 @@ def _choice(path: str, value: Any, context: dict[str, Any], part: Any) -> str:
 def _instead(path: str, part: Any, root: type[BaseModel]) -> str:
     """The way out for a key that ``part`` does not know."""
     known, key = list(part.model_fields), path.rpartition(".")[2]
-    elsewhere = [(other, owner) for other, owner in _paths(root) if other.rpartition(".")[2] == key]
-    for other, owner in elsewhere:
-        if other == path:
-            return f"it belongs to kind {_either([repr(tag) for tag in _all_tags(owner)])}"
-    near = difflib.get_close_matches(key, known, 1)
+    paths = _paths(root)
+    elsewhere = [(other, owner) for other, owner in paths if other.rpartition(".")[2] == key]
+    owners = dict.fromkeys(repr(tag) for other, owner in elsewhere if other == path for tag in _tags(owner, "kind"))
+    if owners:
+        return f"it belongs to kind {_either(list(owners))}"
+    for other, _ in elsewhere:  # in what is around this part
+        outer, inner = other.removesuffix(key), path.rpartition(".")[0]
+        if inner.startswith(outer) and inner:
+            named = [name for name, _ in paths if name.rpartition(".")[0] == outer[:-1] and name.endswith("_" + key)]
+            return f"did you mean {named[0]!r}?" if named else f"it belongs outside {inner}, as {other!r}"
+    longer = [name for name in known if name.endswith("_" + key)]
+    near = longer or difflib.get_close_matches(key, known, 1)
     if elsewhere or near:
         return f"did you mean {(elsewhere[0][0] if elsewhere else near[0])!r}?"
     return "known keys are " + (", ".join(known) if known else "none")

@@ -20,7 +20,15 @@ from torch import nn
 from pellucid.generation.decode import FinishReason, Generated
 from pellucid.generation.params import BeamParams
 from pellucid.generation.passes import Passes
-from pellucid.generation.requests import Ids, check_angles, check_model, check_prompt, check_sources, vocabulary
+from pellucid.generation.requests import (
+    Ids,
+    check_angles,
+    check_lists,
+    check_model,
+    check_prompt,
+    check_sources,
+    vocabulary,
+)
 from pellucid.generation.sampling import checked, nothing_possible
 from pellucid.shapes import Float, Tensor
 
@@ -47,6 +55,7 @@ def beam_search(
     A prompt's result does not depend on its batch mates: one that is done leaves the batch, and the others keep
     their own caches and sources.
     """
+    check_lists("prompts", prompts)
     check_model(model)
     size = vocabulary(model, vocab_size)
     for index, prompt in enumerate(prompts):

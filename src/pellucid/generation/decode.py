@@ -12,7 +12,15 @@ from torch import nn
 from pellucid.errors import InputError
 from pellucid.generation.params import GenerationParams
 from pellucid.generation.passes import Passes
-from pellucid.generation.requests import Ids, check_angles, check_model, check_prompt, check_sources, vocabulary
+from pellucid.generation.requests import (
+    Ids,
+    check_angles,
+    check_lists,
+    check_model,
+    check_prompt,
+    check_sources,
+    vocabulary,
+)
 from pellucid.generation.sampling import Choice, choose
 from pellucid.shapes import Tensor
 
@@ -141,6 +149,7 @@ def generate_ids(
     vocab_size: int | None = None,
 ) -> list[Generated]:
     """:func:`decode` to the end."""
+    check_lists("prompts", prompts)
     tokens: list[list[int]] = [[] for _ in prompts]
     logprobs: list[list[float]] = [[] for _ in prompts]
     reasons: list[FinishReason] = ["length" for _ in prompts]
@@ -158,6 +167,7 @@ def generate_ids(
 
 
 def _rows(prompts: Sequence[Ids], params: GenerationParams | Sequence[GenerationParams]) -> list[_Row]:
+    check_lists("prompts", prompts)
     each = [params] * len(prompts) if isinstance(params, GenerationParams) else list(params)
     if len(each) != len(prompts):
         raise InputError(f"{len(each)} params for {len(prompts)} prompts; give one for all or one a prompt")

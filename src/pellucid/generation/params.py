@@ -9,7 +9,9 @@ from pydantic import Field, model_validator
 from pellucid.configfile import Config
 from pellucid.errors import ConfigError
 
-TokenId = Annotated[int, Field(ge=0)]
+MOST = 1 << 40
+"""The largest number of tokens that can be asked for."""
+TokenId = Annotated[int, Field(ge=0, le=1 << 24)]
 StopText = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
@@ -20,8 +22,8 @@ class GenerationParams(Config):
     temperature, ``top_k``, ``top_p``, ``min_p``. None of them ever removes the most likely token.
     """
 
-    max_new_tokens: int = Field(default=64, ge=1)
-    min_new_tokens: int = Field(default=0, ge=0)
+    max_new_tokens: int = Field(default=64, ge=1, le=MOST)
+    min_new_tokens: int = Field(default=0, ge=0, le=MOST)
     """So many new tokens must come before one that is of ``stop_ids`` or completes a text of ``stop``."""
     repetition_penalty: float = Field(default=1.0, ge=0.01, le=100)
     """Each token that the row holds already: its logit is divided by this where positive, multiplied where negative.
@@ -32,7 +34,7 @@ class GenerationParams(Config):
     """Whether tokens of the prompt are penalised like new ones. What an encoder reads is never counted."""
     temperature: float = Field(default=0.0, ge=0)
     """What logits are divided by; 0 takes the most likely token."""
-    top_k: int | None = Field(default=None, ge=1)
+    top_k: int | None = Field(default=None, ge=1, le=MOST)
     """Keep this many most likely tokens (None: all)."""
     top_p: float = Field(default=1.0, ge=0, le=1)
     """Keep the fewest most likely tokens whose probabilities sum to this much."""
@@ -66,8 +68,8 @@ class BeamParams(Config):
     """The exponent alpha. Above 0 longer sequences gain, below 0 they lose; 0 compares plain sums."""
     penalty_form: Literal["power", "gnmt"] = "power"
     """``power``: n**alpha (1: the mean). ``gnmt``: ((5 + n) / 6)**alpha (Wu et al. 2016, section 7, equation 14)."""
-    max_new_tokens: int = Field(default=64, ge=1)
-    min_new_tokens: int = Field(default=0, ge=0)
+    max_new_tokens: int = Field(default=64, ge=1, le=MOST)
+    min_new_tokens: int = Field(default=0, ge=0, le=MOST)
     """So many new tokens must come before one of ``stop_ids``."""
     stop_ids: tuple[TokenId, ...] = Field(default=(), max_length=256)
     """Tokens that end a sequence; the one that did is the last of its tokens."""

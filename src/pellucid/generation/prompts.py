@@ -65,6 +65,12 @@ def asked(checkpoint: Speaker, texts: Sequence[Prompt], start_id: int | None) ->
     ``start_id`` (None: the tokenizer's begin token)."""
     if isinstance(texts, str):
         raise InputError(f"prompts is one text, {texts[:40]!r}; give a list of texts")
+    for index, text in enumerate(texts):
+        if not isinstance(text, str) and not hasattr(text, "__len__"):
+            raise InputError(
+                f"entry {index} of prompts is {str(text)[:40]!r}, but must be a text or a list of token ids; put a "
+                "single list in brackets: [[0, 1]]"
+            )
     model, tokenizer = checkpoint.model, checkpoint.tokenizer
     if tokenizer is None:
         raise InputError("there is no tokenizer beside this model; decode ids with generate_ids")

@@ -11,6 +11,21 @@ from pellucid.errors import InputError, LengthError, UnsupportedError
 Ids = Sequence[int]
 
 
+def check_lists(what: str, rows: Sequence[Ids]) -> None:
+    """Refuse what is not a list of lists: one flat list of ids, a text, a number.
+
+    What is in the lists is looked at later.
+    """
+    if isinstance(rows, str) or not hasattr(rows, "__len__"):
+        raise InputError(f"{what} is {str(rows)[:40]!r}, but must be a list of lists of token ids, one a row")
+    for index, row in enumerate(rows):
+        if isinstance(row, str) or not hasattr(row, "__len__"):
+            raise InputError(
+                f"entry {index} of {what} is {str(row)[:40]!r}, but {what} is a list of lists of token ids, one a row; "
+                "put a single row in brackets: [[0, 1]]"
+            )
+
+
 def check_model(model: nn.Module) -> None:
     """Refuse a model that cannot go on from a text, or would not answer the same twice."""
     way = "use a decoder or an encoder-decoder with a language-model head"
@@ -64,6 +79,7 @@ def check_sources(model: nn.Module, prompts: int, sources: Sequence[Ids] | None,
         return
     if sources is None:
         raise InputError(f"this {type(model).__name__} reads a source; give sources, one a prompt")
+    check_lists("sources", sources)
     if len(sources) != prompts:
         raise InputError(f"{len(sources)} sources for {prompts} prompts; give one a prompt")
     own: int | None = getattr(model.config, "source_vocab_size", None)

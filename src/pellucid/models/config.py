@@ -41,7 +41,7 @@ class Layer(Config):
     """Instead of the stack's own ``position`` (two bases by layer, layers without positions)."""
     ffn: FFN | None = None
     """Instead of the stack's own ``ffn`` (first layers dense, others experts)."""
-    same_as: Annotated[int, Field(ge=0)] | None = None
+    same_as: Annotated[int, Field(ge=0, lt=spelling.MOST_LAYERS)] | None = None
     """The number of an earlier layer whose weights this one uses (ALBERT)."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,13 @@ if TYPE_CHECKING:
     from pellucid.models.config import Layer, ModelConfig, Stack
 
 _SCALED = ("pre", "parallel", "parallel_two")
+_WORDS = {
+    "rotated": "rotary_dim",
+    "buckets": "num_buckets",
+    "low": "low_freq_factor",
+    "high": "high_freq_factor",
+    "base": "theta",
+}
 _DRAWN = (*_SCALED, "sandwich", "reordered")
 
 
@@ -44,7 +52,12 @@ def check_stack(stack: Stack) -> None:
                 parts.bias(stack.attention, position)
         except PellucidError as error:
             of = f" of {parts.heads_in_words(stack.attention)}" if isinstance(position, Rope) else ""
-            raise ValueError(f"position {position.kind!r}{of}: {error}") from error
+            raise ValueError(f"position {position.kind!r}{of}: {_in_words(str(error))}") from error
+
+
+def _in_words(error: str) -> str:
+    """What a part says of its arguments, by the names that they have in a config."""
+    return re.sub(r"\b(rotated|buckets|low|high|base) is (?=\S)", lambda found: f"{_WORDS[found[1]]} is ", error)
 
 
 def _check_length(stack: Stack) -> None:

@@ -10,6 +10,7 @@ from pellucid.configfile.text import show
 from pellucid.errors import ConfigError
 from pellucid.models import presets
 from pellucid.visibility import parse
+from pellucid.visibility.text import EXAMPLE
 
 MOST_LAYERS = 4096
 
@@ -59,12 +60,22 @@ def _stack(data: dict[str, Any], rule: str, *, two_way: bool) -> dict[str, Any]:
     if isinstance(data.get("attention"), Mapping):
         data["attention"] = _attention(dict(data["attention"]), data)
     size = data.get("hidden_size")
-    if isinstance(size, int) and size > 0:
-        if data.get("embedding_multiplier") == "sqrt":
-            data["embedding_multiplier"] = math.sqrt(size)
-        if data.get("logit_multiplier") == "rsqrt":
-            data["logit_multiplier"] = size**-0.5
+    # a size that is none is an error of its own
+    size = size if size is not None and _counts(size) else 1
+    for name, word, meant in (
+        ("embedding_multiplier", "sqrt", math.sqrt(size)),
+        ("logit_multiplier", "rsqrt", size**-0.5),
+    ):
+        given = data.get(name)
+        if given == word:
+            data[name] = meant
+        elif isinstance(given, str):
+            raise ValueError(f"{name} is {show(given)}, but must be a number above 0, or {word!r}")
     return data
+
+
+def _counts(value: Any) -> bool:
+    return type(value) is int and 0 < value <= 1 << 24
 
 
 def _encoder(decoder: dict[str, Any], layers: Any, *, by_root: bool) -> Any:
@@ -88,15 +99,21 @@ def _encoder(decoder: dict[str, Any], layers: Any, *, by_root: bool) -> Any:
 def _layers(data: dict[str, Any], usual: str, two_way: bool) -> dict[str, Any]:
     count, rule = data.pop("num_hidden_layers", None), data.pop("rule", None)
     layers = data.get("layers")
+    if rule is not None and not isinstance(rule, str):
+        raise ValueError(f"rule is {show(rule)}, but must be text such as {EXAMPLE!r}")
     if layers is None and count is not None:
         if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST_LAYERS:
-            raise ValueError(f"num_hidden_layers is {count!r}, but a whole number from 1 to {MOST_LAYERS} is needed")
+            raise ValueError(
+                f"num_hidden_layers is {show(count)}, but a whole number from 1 to {MOST_LAYERS} is needed"
+            )
         layers = data["layers"] = [rule if rule is not None else usual] * count
     elif layers is not None:
         if rule is not None:
             raise ValueError("layers lists a rule for each layer already; leave rule out")
         if isinstance(layers, list | tuple) and count is not None and count != len(layers):
-            raise ValueError(f"num_hidden_layers is {count}, but layers lists {len(layers)} rules; make them agree")
+            raise ValueError(
+                f"num_hidden_layers is {show(count)}, but layers lists {len(layers)} rules; make them agree"
+            )
     if isinstance(layers, list | tuple):
         data["layers"] = tuple(_layer(layer, usual, two_way) for layer in layers)
     return data
@@ -167,11 +184,14 @@ def _attention(attention: dict[str, Any], stack: Mapping[str, Any]) -> dict[str,
 
 
 def _heads(attention: dict[str, Any], size: Any) -> dict[str, Any]:
+    """What follows from the number of heads; from one that is wrong or missing, which is an error of its own, follows
+    nothing that could be a second one."""
     heads = attention.get("num_attention_heads")
-    if attention.get("num_key_value_heads") is None and heads is not None:
-        attention["num_key_value_heads"] = heads
-    whole = isinstance(heads, int) and isinstance(size, int) and not isinstance(heads, bool) and heads > 0
-    if attention.get("head_dim") is None and whole:
+    if attention.get("num_key_value_heads") is None:
+        attention["num_key_value_heads"] = heads if _counts(heads) else 1
+    if attention.get("head_dim") is None and not (_counts(heads) and _counts(size)):
+        attention["head_dim"] = 2
+    elif attention.get("head_dim") is None:
         if size % heads:
             raise ValueError(
                 f"hidden_size {size} does not divide by {heads} attention heads; choose a multiple, or give "

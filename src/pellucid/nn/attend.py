@@ -13,7 +13,7 @@ import torch
 from pellucid.errors import ShapeError, UnsupportedError
 from pellucid.nn.backends import ragged, reference, sdpa
 from pellucid.nn.backends.call import Call
-from pellucid.shapes import Float, Tensor
+from pellucid.shapes import Float, Tensor, spreads
 from pellucid.visibility import Coordinates, Rule
 
 Backend = Literal["auto", "reference", "sdpa", "ragged"]
@@ -106,6 +106,15 @@ def _check(call: Call) -> None:
     for name, coordinates, want in (("queries", call.queries, (b, t)), ("keys", call.keys, (b, s))):
         if coordinates.shape != want:
             raise ShapeError(f"the coordinates of the {name} are {coordinates.shape}, but the tensors have {want}")
+    if call.bias is not None and not spreads(call.bias.shape, (b, n, t, s)):
+        raise ShapeError(
+            f"the bias has shape {tuple(call.bias.shape)}, but rows, heads, queries and keys need {(b, n, t, s)}; only "
+            "axes of 1 are spread: cut the bias to what this pass has"
+        )
+    if call.sink_logits is not None and call.sink_logits.shape != (n,):
+        raise ShapeError(
+            f"sink_logits have shape {tuple(call.sink_logits.shape)}, but {n} query heads need ({n},); give one a head"
+        )
     if call.softcap is not None and not call.softcap > 0:
         raise ShapeError(f"softcap is {call.softcap}, but must be above 0; leave it out for none")
     if not 0 <= call.dropout < 1:

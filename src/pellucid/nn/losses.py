@@ -52,6 +52,10 @@ def linear_cross_entropy(
     """
     if labels_BT.shape != hidden_BTD.shape[:2]:
         raise ShapeError(f"labels are {tuple(labels_BT.shape)}, but hidden states are {tuple(hidden_BTD.shape[:2])}")
+    if bias_V is not None and bias_V.shape != weight_VD.shape[:1]:
+        raise ShapeError(
+            f"the bias has shape {tuple(bias_V.shape)}, but the weight {tuple(weight_VD.shape)}; give a number a class"
+        )
     flat = labels_BT.flatten()
     if counted is None:
         counted = (flat != ignored).nonzero()[:, 0]

@@ -17,8 +17,10 @@ from pellucid.training.precision import Precision
 
 Rate = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
-Count = Annotated[int, Field(ge=0)]
-Positive = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=0, le=1 << 40)]
+Positive = Annotated[int, Field(ge=1, le=1 << 40)]
+Length = Annotated[int, Field(ge=2, le=1 << 24)]
+Seed = Annotated[int, Field(ge=0, lt=1 << 63)]
 Source = str | tuple[str, ...]
 Momentum = Annotated[float, Field(ge=0, lt=1)]
 _BYTES = 259
@@ -38,13 +40,13 @@ class DataConfig(Config):
     """Validation documents of their own; ``source`` is then used for training as a whole."""
     tokenizer: str | None = None
     """A ``tokenizer.json`` to use; left out, one is trained on the training documents."""
-    vocab_size: Annotated[int, Field(ge=3)] | None = None
+    vocab_size: Annotated[int, Field(ge=3, le=1 << 24)] | None = None
     """Tokens of a tokenizer that is trained; left out, the model's vocabulary."""
     tokenizer_kind: Literal["bpe", "wordpiece", "unigram"] = "bpe"
     """What is trained where no ``tokenizer`` is named. It gets the special tokens that the objective needs."""
-    length: Annotated[int, Field(ge=2)] = 256
+    length: Length = 256
     """Tokens in a row. Examples are cut to that."""
-    source_length: Annotated[int, Field(ge=1)] | None = None
+    source_length: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
     """Tokens in a row of what an encoder reads; left out, ``length``."""
 
     @model_validator(mode="after")
@@ -142,7 +144,7 @@ class ValidationConfig(Config):
     """Steps between validations; 0: only at the end."""
     documents: Positive | None = 32
     """Held-out documents of a validation on the way, drawn by a hash of their names; at the end: all."""
-    length: Annotated[int, Field(ge=2)] | None = None
+    length: Length | None = None
     """Tokens of a window; left out, ``data.length``."""
     stride: Positive | None = None
     """New tokens in each window of a long document; left out, half of ``length``."""
@@ -180,7 +182,7 @@ class TrainConfig(Config):
     """Steps between checkpoints; 0: only at the end."""
     keep: Positive = 2
     """How many of the newest checkpoints stay; the best one stays besides."""
-    seed: Count = 0
+    seed: Seed = 0
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Threads of torch; left out, torch decides."""
     device: str = "cpu"

@@ -220,9 +220,11 @@ def _check_hidden(objective: AnyObjective, model: ModelConfig) -> None:
     by_prefix = isinstance(objective, PrefixLM)
     seeing = next((rule for rule in model.rules if (rule.ahead_outside_groups if by_prefix else rule.ahead) != 0), None)
     if seeing is not None:
+        way = f"add causal: {(causal() & seeing).describe()!r}"
+        if not by_prefix and model.family == "decoder" and seeing.by_prefix and seeing.ahead_outside_groups == 0:
+            way = "take objective {kind: prefix_lm}, which predicts nothing that a prefix shows, or " + way
         raise ValueError(
-            f"the rule {seeing} in model.layers lets a token see the next one, which it has to predict; "
-            f"add causal: {(causal() & seeing).describe()!r}"
+            f"the rule {seeing} in model.layers lets a token see the next one, which it has to predict; {way}"
         )
     if by_prefix and not any(rule.by_prefix for rule in model.rules):
         raise ValueError(

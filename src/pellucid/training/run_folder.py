@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 from collections.abc import Iterator, Set
 from contextlib import contextmanager
@@ -29,7 +28,7 @@ from pellucid.checkpoints.atomic import (
     new_folder,
     write_text,
 )
-from pellucid.checkpoints.files import read
+from pellucid.checkpoints.pointers import INSIDE, STEP, pointed
 from pellucid.configfile import to_yaml
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import CheckpointError, ConfigError
@@ -39,7 +38,6 @@ from pellucid.training.differences import differences, told
 from pellucid.training.lock import Lock
 from pellucid.training.optim import Optimizers
 
-_STEP = re.compile(r"step-[0-9]{8,12}\Z")
 _FREE = frozenset({"budget", "validation", "save_every", "keep", "threads", "device"})
 _DAMAGED = ".damaged"
 
@@ -68,7 +66,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.checkpoints = self.path / "checkpoints"
+        self.checkpoints = self.path / INSIDE
         self.metrics = self.path / "metrics.jsonl"
         self.config = self.path / "config.yaml"
         self.changed: set[str] = set()
@@ -262,13 +260,7 @@ class RunFolder:
 
     def pointed(self, name: str) -> Path | None:
         """The checkpoint that ``last`` or ``best`` points to, None where there is none."""
-        pointer = self.path / name
-        if not os.path.lexists(pointer):
-            return None
-        text = read(pointer, 1000).decode("utf-8", errors="replace").strip()[:100]
-        if not _STEP.match(text):
-            raise CheckpointError(f"{pointer} holds {text!r}, which is not the name of a step such as step-00000200")
-        return self.checkpoints / text
+        return pointed(self.path / name)
 
     def _safely_pointed(self, name: str) -> Path | None:
         with contextlib.suppress(CheckpointError):
@@ -277,4 +269,4 @@ class RunFolder:
 
     def saved(self) -> list[Path]:
         """The checkpoints that are there, oldest first."""
-        return sorted(path for path in self.checkpoints.glob("step-*") if _STEP.match(path.name))
+        return sorted(path for path in self.checkpoints.glob("step-*") if STEP.match(path.name))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from pellucid.errors import ShapeError
-from pellucid.shapes import Tensor
+from pellucid.shapes import Tensor, spreads
 from pellucid.visibility import intervals as iv
 from pellucid.visibility.coordinates import Coordinates
 from pellucid.visibility.rules import Reach, Rule
@@ -35,12 +35,11 @@ class Given(Rule):
 
     def sees(self, queries: Coordinates, keys: Coordinates) -> Tensor:
         want = (queries.shape[0], queries.shape[1], keys.shape[1])
-        try:
-            torch.broadcast_shapes(self.visible.shape, want)
-        except RuntimeError as error:
+        if not spreads(self.visible.shape, want):
             raise ShapeError(
-                f"the given mask has shape {tuple(self.visible.shape)}, but queries and keys need {want}"
-            ) from error
+                f"the given mask has shape {tuple(self.visible.shape)}, but queries and keys need {want}; cut the mask "
+                "to the rows, queries and keys of this pass (for one query at slot t: mask[..., t : t + 1, :])"
+            )
         return self.visible.to(queries.positions.device)
 
     def intervals(self, length: int) -> iv.Intervals:

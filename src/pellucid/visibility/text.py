@@ -1,13 +1,24 @@
 """Rules as text: ``"causal & (window(256) | sinks(4))"``. Reads what ``Rule.describe`` writes."""
 
 import ast
+import difflib
 from collections.abc import Sequence
 
 from pellucid.errors import ConfigError
 from pellucid.visibility import named
 from pellucid.visibility.rules import Rule
 
-NAMES = ("blocks", "causal", "chunk", "everything", "lookahead", "prefix", "sinks", "window")
+_WRITTEN = {
+    "blocks": "blocks()",
+    "causal": "causal()",
+    "chunk": "chunk(64)",
+    "everything": "everything()",
+    "lookahead": "lookahead(2)",
+    "prefix": "prefix() or prefix(16)",
+    "sinks": "sinks(4)",
+    "window": "window(256)",
+}
+NAMES = tuple(_WRITTEN)
 _LONGEST = 500
 
 
@@ -34,7 +45,7 @@ def _build(node: ast.expr, text: str) -> Rule:
         case ast.Name(id=name):
             return _call(name, [], text)
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]):
-            numbers = [arg.value for arg in args if isinstance(arg, ast.Constant)]
+            numbers = [value for arg in args for value in _number(arg)]
             if len(numbers) == len(args):
                 return _call(name, numbers, text)
     raise ConfigError(
@@ -43,14 +54,26 @@ def _build(node: ast.expr, text: str) -> Rule:
     )
 
 
+def _number(arg: ast.expr) -> list[object]:
+    """The number that is written there, a negative one too; nothing for anything else."""
+    match arg:
+        case ast.Constant(value=value):
+            return [value]
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
+            return [-value]
+    return []
+
+
 def _call(name: str, numbers: Sequence[object], text: str) -> Rule:
     if name not in NAMES:
-        raise ConfigError(f"visibility rule {text!r}: there is no rule {name!r}; there are {', '.join(NAMES)}")
+        near = difflib.get_close_matches(name, NAMES, 1)
+        hint = f"did you mean {near[0]!r}? There" if near else "there"
+        raise ConfigError(f"visibility rule {text!r}: there is no rule {name!r}; {hint} are {', '.join(NAMES)}")
     try:
         made = getattr(named, name)(*numbers)
     except TypeError as error:
         raise ConfigError(
-            f"visibility rule {text!r}: {name} was given {len(numbers)} numbers; see pellucid.visibility.{name}"
+            f"visibility rule {text!r}: {name} was given {len(numbers)} numbers; write it like {_WRITTEN[name]}"
         ) from error
     assert isinstance(made, Rule)
     return made

@@ -25,11 +25,16 @@ def run(bench: Bench) -> Iterator[Finding]:
     yield _with_mates(bench, f"mates {kind}", rows)
     yield _with_mates(bench, f"mates {kind}, other order", rows[::-1])
     for victim in range(3):
-        yield _mates_changed(bench, Request.from_rows(rows), victim)
+        yield _mates_changed(bench, _together(bench, rows), victim)
+
+
+def _together(bench: Bench, rows: list[list[int]]) -> Request:
+    """Padded on a side on which it can be."""
+    return Request.from_rows(rows, side=bench.probe.sides[0])
 
 
 def _with_mates(bench: Bench, case: str, rows: list[list[int]]) -> Finding:
-    request = Request.from_rows(rows)
+    request = _together(bench, rows)
 
     def place(run: Run, index: Index) -> tuple[Where, str]:
         where = _who(bench, run, request, *index)

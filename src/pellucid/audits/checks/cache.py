@@ -16,12 +16,14 @@ from pellucid.audits.method.judge import Index, at, finding, unless_refused
 from pellucid.audits.method.measure import Run, moved, scale_of
 from pellucid.audits.method.rows import against_alone
 from pellucid.errors import UnsupportedError
-from pellucid.probe import Request
+from pellucid.probe import Capability, Request
 from pellucid.records import Finding, Where
 
 NAME = "cache"
 LENGTH = 9
 CHUNKS = ([9], [4, 5], [1] * 9, [3, 1, 5], [8, 1])
+
+_MORE: tuple[Capability, ...] = ("reorder", "crop", "snapshot")
 
 Cached = Callable[[Run, Request], Tensor]
 
@@ -41,6 +43,10 @@ def run(bench: Bench) -> Iterator[Finding]:
         yield from _cropped(bench, row)
     if bench.can("snapshot"):
         yield _snapshot(bench, row)
+    unasked = [name for name in _MORE if not bench.can(name)]
+    if unasked:
+        message = f"{bench.probe.name} does not say that its cache can do this: capabilities name it"
+        yield Finding(NAME, "not_applicable", message, " and ".join(unasked))
     if bench.can("unused"):
         yield _unused(bench, row, 1e4)
         yield _unused(bench, row, math.nan)

@@ -11,10 +11,11 @@ from torch import Tensor
 from pellucid.audits.checks.check import Check
 from pellucid.audits.method.bench import Bench
 from pellucid.audits.method.changes import Forward
+from pellucid.audits.method.hooks import memory_changed
 from pellucid.audits.method.judge import at, finding, unless_refused
-from pellucid.audits.method.layers import memory_changed
 from pellucid.audits.method.measure import Reading, Run, moved, scale_of
 from pellucid.audits.method.rows import not_moved, rows_of
+from pellucid.audits.method.source import encoder_held
 from pellucid.probe import Request, Side
 from pellucid.records import Finding, Where
 
@@ -34,6 +35,7 @@ def run(bench: Bench) -> Iterator[Finding]:
         yield unless_refused(NAME, case, lambda: _whole(bench, case, sources[1], targets[1], _stepwise))
     if bench.probe.memory_name is not None:
         yield _memory(bench, sources[1], targets[1])
+    yield from encoder_held(bench, NAME)
     if not bench.can("padding"):
         return
     for side in [side for side in SIDES if side in bench.probe.sides]:
@@ -130,7 +132,7 @@ def _unmoved(bench: Bench, case: str, before: Request, after: Request, watched_B
 
 CHECK = Check(
     NAME,
-    "Does every target token see all of its own source and none of its padding?",
+    "Does every target token see all of its own source, none of its padding, and the encoder keep to its rules?",
     run,
     frozenset({"source"}),
     length=TARGET,

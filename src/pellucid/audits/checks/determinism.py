@@ -10,7 +10,7 @@ from torch import Tensor
 from pellucid.audits.checks.check import Check
 from pellucid.audits.method.bench import Bench
 from pellucid.audits.method.care import left_as_found
-from pellucid.audits.method.copies import copied, reseeded
+from pellucid.audits.method.copies import as_it_is, copied, over, reseeded
 from pellucid.audits.method.judge import Index, finding, unless_refused
 from pellucid.audits.method.measure import Reading, Run, moved, scale_of
 from pellucid.probe import Request
@@ -36,6 +36,7 @@ def run(bench: Bench) -> Iterator[Finding]:
         cases.append(_compared(native, "other seeds", first, native.logits(request), "after other random numbers"))
     yield from cases
     yield unless_refused(NAME, "on a copy", lambda: _on_a_copy(native, request, first))
+    yield from _other_lengths(bench)
     if not any(case.failed for case in cases):
         yield _other_order(bench, request)
 
@@ -64,6 +65,40 @@ def _compared(run: Run, case: str, first: Tensor, answer: Tensor, when: str) -> 
 def _on_a_copy(native: Run, request: Request, first: Tensor) -> Finding:
     """A copy that answers otherwise keeps something outside of itself."""
     return _compared(native, "on a copy", first, copied(native).logits(request), "by a deep copy")
+
+
+def _other_lengths(bench: Bench) -> Iterator[Finding]:
+    """Two copies of what the target was before it was ever asked: one hears a short row first, one a long one.
+
+    Tables of angles, masks and biases are built by the first request and grown by a longer one, each in its own code.
+    """
+    case = "shorter and longer"
+    if bench.untouched is None:
+        return
+    sizes = (min(3, bench.length), max(bench.length // 2, 1), bench.length)
+    short, middle, long = (Request.from_rows([bench.tokens(size)]) for size in sizes)
+    padded = Request.from_rows([bench.tokens(sizes[-1] - 1)], length=sizes[-1])  # of the long row's shape
+    right = bench.can("padding") and "right" in bench.probe.sides
+    answers: list[dict[int, Tensor]] = []
+    with left_as_found(bench.probe.module):
+        for order in ([short, *([padded] if right else []), middle, long], [long, middle, short]):
+            module = as_it_is(bench.untouched)
+            if module is None:
+                return
+            run = over(bench.native, module.eval())
+            reseeded(1)
+            answers.append({id(request): run.logits(request).clone() for request in order})
+    rising, falling = answers
+    for request, first, then, when in (
+        (long, falling, rising, "after shorter requests than when it comes first"),
+        (middle, rising, falling, "after a longer request than after shorter ones"),
+        (short, rising, falling, "after longer requests than when it comes first"),
+    ):
+        found = _compared(bench.native, case, first[id(request)], then[id(request)], when)
+        if found.failed:
+            yield found
+            return
+    yield Finding(NAME, "pass", "a row is answered the same after shorter and after longer ones", case)
 
 
 def _other_order(bench: Bench, request: Request) -> Finding:

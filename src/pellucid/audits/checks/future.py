@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pellucid.audits.checks.check import Check
 from pellucid.audits.method.bench import Bench
-from pellucid.audits.method.changes import Changes, inside
+from pellucid.audits.method.changes import Changes, inside, telling
 from pellucid.audits.method.flow import MeasuredFlow, flow_of, gradients, kept, measured, reached
 from pellucid.audits.method.judge import Index, finding, unless_no_gradient, unless_refused
 from pellucid.audits.method.layers import first_broken_layer
@@ -40,14 +40,15 @@ def run(bench: Bench) -> Iterator[Finding]:
     if bench.can("cache"):
         yield unless_refused(NAME, _CACHED, lambda: _cached(bench, flow.row))
     if bench.can("embeddings") and not result.failed:
-        yield unless_no_gradient(NAME, "gradient", lambda: _gradient(bench, flow.row, flow.may))
+        yield unless_no_gradient(NAME, "gradient", lambda: gradient_kept(bench, flow, ahead_of(flow.may), NAME))
 
 
 def _behind_cuts(bench: Bench, flow: MeasuredFlow) -> Iterator[Finding]:
     """What stands behind a cut, and whether anything does: for targets in which nobody looks ahead."""
-    cuts = inside(len(flow.row), max(4, min(8, bench.most_tokens // len(flow.row) // 2)))
+    rows = bench.most_tokens // len(flow.row) // 2
+    cuts = telling(len(flow.row), max(4, min(8, rows)))
     if not flow.changes.whole:
-        yield tails(bench, flow.changes, cuts, NAME, "whole tails", exact=True)
+        yield tails(bench, flow.changes, telling(len(flow.row), max(4, rows)), NAME, "whole tails", exact=True)
     for way in bench.probe.ways:
         asked = Changes(bench, flow.row, partial(_asked, way), most=1)
         yield tails(bench, asked, cuts, NAME, way)
@@ -119,19 +120,26 @@ def _reaction(bench: Bench, flow: MeasuredFlow) -> Finding:
     return Finding(NAME, "fragile", message, case, Where(0, query, query - nearest))
 
 
-def _gradient(bench: Bench, row: list[int], may_TT: Tensor) -> Finding:
-    """d out[i] / d x[j] is exactly 0 for every j that i must not see."""
-    asked_RT, sizes_RT = gradients(bench, row)
-    largest, hidden_RT = float(sizes_RT.max()), torch.where(reached(may_TT, asked_RT), 0.0, sizes_RT)
-    size, limit = float(hidden_RT.max()), 1e-3 * bench.native.rounding * float(sizes_RT.max())
+def gradient_kept(bench: Bench, flow: MeasuredFlow, among_TT: Tensor, check: str) -> Finding:
+    """d out[i] / d x[j] is exactly 0 for every j of the pairs ``among`` that i must not see."""
+    asked_RT, sizes_RT = gradients(bench, flow.row)
+    largest, hidden_RT = float(sizes_RT.max()), torch.where(reached(flow.may, asked_RT), 0.0, sizes_RT)
+    hidden_RT = torch.where(reached(~among_TT, asked_RT), 0.0, hidden_RT)  # such as no query asked has elsewhere
+    size, limit = float(hidden_RT.max()), 1e-3 * bench.native.rounding * largest
     if size <= limit:
         decided = f"{size:.0e} beside {largest:.0e}" if size else "exactly 0"
         message = "no gradient flows to a token that must not be seen, from single outputs and from all before a cut"
-        return Finding(NAME, "pass", message, "gradient", size=size, decided=decided)
+        return Finding(check, "pass", message, "gradient", size=size, decided=decided)
     number, key = (hidden_RT > limit).nonzero()[0].tolist()
-    query = int(asked_RT[number].nonzero()[-1])
-    message = f"a gradient flows from the outputs up to {query} to token {key}, although changing it moved nothing"
-    return Finding(NAME, "fragile", message, "gradient", Where(0, query, key), size)
+    asked = asked_RT[number].nonzero()[:, 0].tolist()
+    which = f"outputs up to {asked[-1]}" if len(asked) > 1 else f"output at {asked[0]}"
+    said = f"a gradient flows from the {which} to token {key}"
+    felt = [query for query in flow.changes.felt(bench.runs[-1], key) if query in asked]
+    if felt:
+        said += f", and changing it moves the output at {felt[-1]}"
+        return Finding(check, "leak", said, "gradient", Where(0, felt[-1], key), size)
+    said += ", although changing it moved nothing"
+    return Finding(check, "fragile", said, "gradient", Where(0, asked[-1], key), size)
 
 
 def _shorter(bench: Bench, changes: Changes) -> Finding:

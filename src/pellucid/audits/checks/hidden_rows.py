@@ -8,6 +8,7 @@ from functools import partial
 from torch import Tensor
 
 from pellucid.audits.checks.check import Check
+from pellucid.audits.checks.pooled import pooled
 from pellucid.audits.method.bench import Bench
 from pellucid.audits.method.gradients import (
     embedding_gradient,
@@ -40,6 +41,7 @@ def run(bench: Bench) -> Iterator[Finding]:
         case = f"{side} padding, gradients"
         yield unless_no_gradient(NAME, case, partial(_gradients, bench, case, request))
         yield _pads(bench, f"{side} padding, hidden slots", request)
+    yield from pooled(bench, NAME)
 
 
 def _real_rows(bench: Bench, case: str, request: Request, rows: list[list[int]]) -> Finding:

@@ -40,6 +40,38 @@ def run(bench: Bench) -> Iterator[Finding]:
         yield _adds_up(bench, rows)
     if bench.can("packing"):
         yield from _by_definition(bench, "packed 3 + 5 + 1", Request.packed(rows_of(bench), length=12))
+        yield from _by_definition(bench, "packed 3 + 5 + 4", Request.packed(rows_of(bench, (3, 5, 4))))
+    yield from _true_ends(bench)
+    yield from _long(bench)
+
+
+def _true_ends(bench: Bench) -> Iterator[Finding]:
+    """The target's own end token, within a text and at its end: where pads share its id it has to be learnt too."""
+    for end in bench.end_tokens:
+        rows = [bench.tokens(size) for size in (6, 4)]
+        rows[0][2] = rows[0][-1] = rows[1][-1] = end
+        yield from _by_definition(bench, f"true end token {end}", Request.from_rows(rows[:1]))
+        if bench.can("padding"):
+            case, side = f"true end token {end}, padded", bench.probe.sides[0]
+            yield from _by_definition(bench, case, Request.from_rows(rows, side=side, length=7))
+
+
+def _long(bench: Bench) -> Iterator[Finding]:
+    """As long as the audit's rows are, which is where losses taken in pieces lose their borders."""
+    slots = bench.length
+    row = bench.tokens(slots)
+    for slot, token in zip(range(1, slots), bench.edges, strict=False):
+        row[slot] = token
+    if bench.can("padding"):
+        rows = [row, bench.tokens(slots // 2)]
+        request = Request.from_rows(rows, side=bench.probe.sides[0])
+        yield from _by_definition(bench, f"rows of {slots} and {slots // 2}", request)
+    else:
+        yield from _by_definition(bench, f"a row of {slots}", Request.from_rows([row]))
+    if bench.can("packing") and slots > 12:
+        sizes = (slots // 4, slots // 2, slots - slots // 4 - slots // 2)
+        case = "packed " + " + ".join(map(str, sizes))
+        yield from _by_definition(bench, case, Request.packed([bench.tokens(size) for size in sizes]))
 
 
 def wanted(run: Run, request: Request, back: int | None = None) -> Tensor:

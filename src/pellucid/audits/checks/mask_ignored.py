@@ -34,7 +34,7 @@ def run(bench: Bench) -> Iterator[Finding]:
     """Two equal rows; in the second some real tokens, which others see, are declared padding."""
     row = bench.tokens(_SLOTS)
     for case, hidden in _HIDDEN.items():
-        if not _SIDES[case] <= set(bench.probe.sides):
+        if not _SIDES[case] <= set(bench.hiding_sides):
             continue
         yield unless_refused(NAME, case, partial(_hiding, bench, case, row, hidden))
 

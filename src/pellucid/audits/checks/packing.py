@@ -116,7 +116,8 @@ def _gradients(bench: Bench, docs: list[list[int]], packed: Request) -> Finding:
     if not named:
         return Finding(NAME, "not_applicable", "the target has no parameters that take gradients", "gradients")
     total, grads = _objective(bench, run, [packed], named)
-    total_apart, want = _objective(bench, run, [Request.from_rows([doc]) for doc in docs], named)
+    apart = [doc for doc in docs if len(doc) > 1 or not bench.can("loss")]  # one teaches nothing
+    total_apart, want = _objective(bench, run, [Request.from_rows([doc]) for doc in apart], named)
     what = "loss" if bench.can("loss") else "weighted sum of the logits"
     size = abs(total - total_apart)
     if size > tolerance_of(run) * (1 + abs(total_apart)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -32,21 +33,44 @@ def run(bench: Bench) -> Iterator[Finding]:
     """Rows of three lengths, padded in every way, against each row alone."""
     rows = rows_of(bench)
     sides = bench.probe.sides
-    left_out = [side for side in ("right", "left", "both") if side not in sides]
+    shifted = getattr(bench.probe, "shifted", ())
+    left_out: list[Side] = [side for side in ("right", "left", "both") if side not in (*sides, *shifted)]
     if left_out:
-        message = f"{bench.probe.name} is not padded on these sides: {', '.join(left_out)}"
-        yield Finding(NAME, "not_applicable", message, " and ".join(left_out))
+        yield Finding(NAME, "not_applicable", _unpadded(bench, left_out), " and ".join(left_out))
     for case, side, length in LAYOUTS:
         if side not in sides:
             continue
         yield _against_alone(bench, case, rows, Request.from_rows(rows, side=side, length=length))
-    for side in bench.one_sided:
+    if "left" in shifted:
+        yield _shifting(bench, rows)
+    for side in bench.hiding_sides:
         request = Request.from_rows(rows, side=side, length=8)
         yield _other_ids(bench, f"other ids in {side} pads", request)
         if bench.can("embeddings"):
             yield _huge(bench, f"1e4 in {side} pads", request)
             for ask, case in ((_not_finite, f"NaN in {side} pads"), (_gradient, f"gradient to {side} pads")):
                 yield unless_no_gradient(NAME, case, partial(ask, bench, case, request))
+
+
+def _unpadded(bench: Bench, sides: list[Side]) -> str:
+    """Why it is not asked on these sides: what it raised, or that it says so."""
+    raised = getattr(bench.probe, "refused", {})
+    said = next((f": it raises {raised[side]}" for side in sides if side in raised), "")
+    return f"{bench.probe.name} is not padded on these sides: {', '.join(sides)}{said}"
+
+
+def _shifting(bench: Bench, rows: list[list[int]]) -> Finding:
+    """Padding on the left of a target that counts slots, and cannot be told positions: nobody can make it right."""
+    allowed, case = bench.probe.shift_allowed, "left"
+    found = _against_alone(bench, case, rows, Request.from_rows(rows, side="left", length=5))
+    if found.status == "pass":
+        return found
+    way_out = (
+        "pad on the right" if allowed
+        else "take position_ids, count them by the mask, or refuse it (padding_side = 'right' on the model does)"
+    )  # fmt: skip
+    message = f"left padding shifts its positions, and there is no way to tell it otherwise: {way_out}"
+    return replace(found, status="fragile" if allowed else "leak", message=message)
 
 
 def _against_alone(bench: Bench, case: str, rows: list[list[int]], request: Request) -> Finding:

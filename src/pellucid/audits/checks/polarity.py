@@ -13,6 +13,7 @@ from pellucid.audits.checks.check import Check
 from pellucid.audits.method.bench import Bench
 from pellucid.audits.method.expected import expected_flow
 from pellucid.audits.method.judge import unless_refused
+from pellucid.audits.method.layers import layer_flows
 from pellucid.audits.method.measure import Run, moved, scale_of
 from pellucid.probe import Request, Side
 from pellucid.records import Finding, Where
@@ -27,7 +28,7 @@ def run(bench: Bench) -> Iterator[Finding]:
     plain = Request.from_rows([row])
     yield _rules(bench, plain)
     if bench.can("padding"):
-        for side in bench.one_sided:
+        for side in bench.hiding_sides:
             case = f"{side} padding"
             yield unless_refused(NAME, case, partial(_padding, bench, case, side, row))
 
@@ -73,8 +74,38 @@ def _rules(bench: Bench, request: Request) -> Finding:
     others_TT = ~torch.eye(_SLOTS, dtype=torch.bool)
     if bool(may_TT.all()) or not bool((may_TT & others_TT).any()):
         return Finding(NAME, "not_applicable", "the declared rules hide nothing, or everything but the token", "rules")
-    seen = _look(bench.runs[-1], bench, request, may_TT & others_TT, ~may_TT)
+    seen = _look(bench.runs[-1], bench, request, _shown(may_TT), ~may_TT)
+    if min(seen.visible, seen.hidden) > seen.limit:
+        reversed_layer = _layer_reversed(bench, request)
+        if reversed_layer is not None:
+            return reversed_layer
     return _told(bench, "rules", seen, "what the rules hide", "what they show", "future")
+
+
+def _shown(may_TT: Tensor) -> Tensor:
+    """What others are shown to queries from which something is hidden.
+
+    A query from which nothing is hidden sees nothing at all by a mask that is upside down, and then, as softmax over
+    one lowest number has it, everything.
+    """
+    others_TT = may_TT & ~torch.eye(len(may_TT), dtype=torch.bool)
+    told_TT = others_TT & ~may_TT.all(-1, keepdim=True)
+    return told_TT if bool(told_TT.any()) else others_TT
+
+
+def _layer_reversed(bench: Bench, request: Request) -> Finding | None:
+    """Through several layers everything may reach everything: the first layer whose own mask is upside down."""
+    for flow in layer_flows(bench, request.tokens[0].tolist(), range(_SLOTS)):
+        limit = (1e-12 if flow.reading.run.dtype == torch.float64 else 1e-6) * flow.reading.scale
+        sizes_TT, hidden_TT = flow.reading.sizes, ~flow.may
+        visible, hidden = _largest(sizes_TT, _shown(flow.may)), _largest(sizes_TT, hidden_TT)
+        if not visible <= limit < hidden:
+            continue
+        where = Where(0, *(hidden_TT & (sizes_TT > limit)).nonzero()[0].tolist())
+        message = f"{flow.name}: what the rules hide is seen, what they show is not. Its mask is read upside down"
+        decided = f"in its own output tokens that are shown move {visible:.1e}, hidden ones {hidden:.1e}"
+        return Finding(NAME, "leak", message, "rules", where, hidden, decided)
+    return None
 
 
 def _padding(bench: Bench, case: str, side: Side, row: list[int]) -> Finding:

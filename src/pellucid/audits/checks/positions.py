@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -222,8 +223,27 @@ def _invariant(bench: Bench, request: Request, shifted: Request, apart: Request,
     if size <= limit:
         return Finding(NAME, "pass", f"adding {shift} to all positions changes nothing", case, None, size, decided)
     row, query = (sizes_BT > limit).nonzero()[0].tolist()
+    if getattr(bench.probe, "assumes_shift_invariance", False) and _scaled_behind(run, request, shifted, size):
+        message = (
+            "queries or keys are scaled feature by feature behind the rotation, so that places count by design: "
+            "with one number in each vector of weights the same shift moves nothing"
+        )
+        return Finding(NAME, "not_applicable", message, case, Where(row, query), size, decided)
     message = f"adding {shift} to all positions moves the output at {query}, although only distances should count"
     return Finding(NAME, "leak", message, case, Where(row, query), size, decided)
+
+
+def _scaled_behind(run: Run, request: Request, shifted: Request, size: float) -> bool:
+    """Whether the shift moves next to nothing of ``size`` in a copy whose vectors of weights hold one number each."""
+    module = copy.deepcopy(run.probe.module)
+    assert module is not None
+    with torch.no_grad():
+        for weight in module.parameters():
+            if weight.dim() == 1:
+                weight.fill_(float(weight.mean()))
+    flat = Run(run.probe.over(module), run.source)
+    before = flat.logits(request)
+    return float(moved(before, flat.logits(shifted)).max()) <= max(1e-3 * size, flat.rounding * scale_of(before))
 
 
 def _own_rows(bench: Bench, request: Request, apart: Request) -> Finding:

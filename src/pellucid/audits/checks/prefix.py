@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from torch import Tensor
+
 from pellucid.audits.checks.check import Check
 from pellucid.audits.checks.future import ahead_of
+from pellucid.audits.method.alone import held_alone, layers_alone
 from pellucid.audits.method.bench import Bench
-from pellucid.audits.method.flow import flow_of, kept
-from pellucid.audits.method.layers import first_broken_layer
+from pellucid.audits.method.flow import MeasuredFlow, flow_of, kept
+from pellucid.audits.method.layers import first_broken_layer, layer_names
 from pellucid.records import Finding, Where
 
 NAME = "prefix"
@@ -24,17 +27,23 @@ def run(bench: Bench) -> Iterator[Finding]:
     looking_T = looks_TT.any(1)
     near_TT = ahead_of(flow.may) & looking_T[:, None]
     yield kept(bench, flow, near_TT, NAME, "no further", lambda q, k: first_broken_layer(bench, flow.row, q, k))
+    yield _all_of_it(bench, flow, looks_TT)
+    if bench.probe.declared and layer_names(bench):
+        good = "each layer, looked at alone, sees all that is ahead and that its rule shows, and nothing else"
+        yield held_alone(bench, lambda: layers_alone(bench), ahead_of, NAME, "each layer", good)
+
+
+def _all_of_it(bench: Bench, flow: MeasuredFlow, looks_TT: Tensor) -> Finding:
     case = "all of it"
     unseen = (flow.unseen & looks_TT).nonzero().tolist()
-    if unseen:
-        query, key = unseen[0]
-        message = f"query {query} may see token {key}, {key - query} ahead, but changing it moves nothing"
-        yield Finding(
-            NAME, bench.status_of_unseen, message, case, Where(0, query, key), 0.0, "no bit of its output moved"
-        )
-        return
-    pairs = int((looks_TT & flow.watched).sum())
-    yield Finding(NAME, "pass", f"{pairs} tokens ahead that may be seen are seen", case, size=0.0)
+    if not unseen:
+        pairs = int((looks_TT & flow.watched).sum())
+        return Finding(NAME, "pass", f"{pairs} tokens ahead that may be seen are seen", case, size=0.0)
+    query, key = unseen[0]
+    message = f"query {query} may see token {key}, {key - query} ahead, but changing it moves nothing"
+    return Finding(NAME, bench.status_of_unseen, message, case, Where(0, query, key), 0.0, "no bit of its output moved")
 
 
-CHECK = Check(NAME, "Is all that may be seen ahead seen, and nothing more?", run, length=2)
+CHECK = Check(
+    NAME, "Is all that may be seen ahead seen, and nothing more, in the whole and in each layer?", run, length=2
+)

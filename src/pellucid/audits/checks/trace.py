@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pellucid.audits.checks.check import Check
+from pellucid.audits.method.arguments import watched, ways_to_hand_over
 from pellucid.audits.method.bench import Bench
 from pellucid.audits.method.care import left_as_found
 from pellucid.audits.method.copies import copied, reseeded
@@ -38,6 +40,8 @@ def run(bench: Bench) -> Iterator[Finding]:
         left = list(_traces(bench, case, ask, *given))
         good = "weights, attributes, flags, switches, random numbers and the caller's tensors are what they were"
         yield from left or [Finding(NAME, "pass", good, case)]
+    if bench.probe.module is not None:
+        yield _handed_over(bench, request)
     yield _with_gradients(bench, request)
     yield _kept_answer(bench, request, other)
 
@@ -90,7 +94,8 @@ def _traces(bench: Bench, case: str, ask: Ask, request: Request, other: Request)
     before, drawn = _Seen.now(module), random_states()
     with torch.no_grad():
         kept = switches()
-        ask(asked)
+        with watched(module, containers=case != "cache") as written:
+            ask(asked)
         switched = put_back(kept)
         random_names = [name for name, state in random_states().items() if state != drawn.get(name)]
         moments = [_Seen.now(module)]
@@ -105,7 +110,10 @@ def _traces(bench: Bench, case: str, ask: Ask, request: Request, other: Request)
         yield Finding(NAME, "leak", f"answering changes {name} for everyone", case)
     if random_names:
         yield _drawn(bench, case, request, random_names)
-    yield from _writes(case, kept_request, asked)
+    into_request = list(_writes(case, kept_request, asked))
+    yield from into_request
+    if written and not into_request:
+        yield _written_into(case, written)
 
 
 def _of_tensors(case: str, before: _Seen, moments: list[_Seen]) -> Iterator[Finding]:
@@ -178,6 +186,29 @@ def _writes(case: str, kept: Request, asked: Request) -> Iterator[Finding]:
         elif isinstance(value, Tensor) and not torch.equal(value, after):
             row, slot = (value != after).nonzero()[0].tolist()[:2]
             yield Finding(NAME, "leak", f"answering writes into the caller's {name}", case, Where(row, slot))
+
+
+def _written_into(case: str, names: Iterable[str]) -> Finding:
+    """Into what the probe makes of a request: a mask, labels, position ids."""
+    first, *more = names
+    return Finding(NAME, "leak", f"answering writes into the caller's {first}{_and_more([first, *more])}", case)
+
+
+def _handed_over(bench: Bench, request: Request) -> Finding:
+    """The same once more for what is handed over in other ways only: another side, a pack, embeddings for tokens."""
+    case, run = "other arguments", bench.native
+    written: dict[str, None] = {}
+    for way, ask, asked, change in ways_to_hand_over(bench, request):
+        kept = None if asked.embeddings is None else asked.embeddings.clone()
+        with suppress(Exception), way, watched(run.probe.module, change=change) as names:  # refusing is no writing
+            with torch.no_grad():
+                ask(run.placed(asked))
+            written.update(names)
+        if kept is not None and asked.embeddings is not None and not torch.equal(kept, asked.embeddings):
+            written["embeddings"] = None
+    if written:
+        return _written_into(case, written)
+    return Finding(NAME, "pass", "what is handed over stays as it was", case)
 
 
 def _first_request_decides(bench: Bench) -> Finding:

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pellucid.audits.method.measure import Reading, Run, moved, scale_of
 from pellucid.audits.method.noise import kept_noise
@@ -20,8 +20,12 @@ from pellucid.records import Status
 Measure = Callable[[Run], Reading]
 Made = TypeVar("Made")
 
-_LENGTHS = (24, 16, 12, 9, 8, 6)
+_LENGTHS = (24, 16, 12, 9, 8, 6, 5, 4, 3)
 _MOST_TOKENS = 640
+_AT_ONCE = 192
+_AFFORDABLE = 8 * 10**8  # weights times tokens
+_MOST_AFFORDABLE = 2**14
+_ENDS = 4  # so many end tokens of one target are looked at
 
 
 class Bench:
@@ -36,6 +40,8 @@ class Bench:
         self.native = Run(probe, Request.from_rows([self.tokens(5)]) if "source" in probe.capabilities else None)
         self.exact_reason = ""
         self._made: dict[str, object] = {}
+        self.untouched: nn.Module | None = None
+        """The target's module as it was before anybody asked it for anything, its weights shared."""
 
     @cached_property
     def row(self) -> list[int]:
@@ -65,11 +71,24 @@ class Bench:
         row = vars(self).get("row")
         return None if row is None else len(row)
 
+    @property
+    def _affordable(self) -> int | None:
+        """How many tokens cost next to nothing, by the number of weights; None for what is no module."""
+        if self.probe.module is None:
+            return None
+        weights = sum(weight.numel() for weight in self.probe.module.parameters())
+        return min(_AFFORDABLE // max(weights, 1), _MOST_AFFORDABLE)
+
+    @cached_property
+    def at_once(self) -> int:
+        """How many tokens stand in one batch of changed copies: enough to keep a processor busy."""
+        return max(_AT_ONCE, min(self._affordable or 0, 8 * _AT_ONCE))
+
     @cached_property
     def most_tokens(self) -> int:
         """How many tokens a batch of changed copies may hold in all, so that a budget is kept."""
         if self.budget is None:
-            return _MOST_TOKENS
+            return _MOST_TOKENS if self._affordable is None else max(_MOST_TOKENS, self._affordable)
         row = Request.from_rows([self.tokens(self.length)] * 4)
         self.native.logits(row)
         start = time.perf_counter()
@@ -81,6 +100,12 @@ class Bench:
     def one_sided(self) -> list[Side]:
         """The sides on which the target says that it can be padded, both at once left out."""
         return [side for side in self.probe.sides if side != "both"]
+
+    @property
+    def hiding_sides(self) -> list[Side]:
+        """Those, and the sides on which padding moves its positions: what is hidden is hidden there too."""
+        shifted = getattr(self.probe, "shifted", ())
+        return [*self.one_sided, *(side for side in shifted if side != "both")]
 
     @property
     def spent(self) -> bool:
@@ -144,7 +169,10 @@ class Bench:
             return True
         side: Side = "left" if "left" in self.probe.sides else self.probe.sides[0]
         request = Request.from_rows([self.tokens(3), self.tokens(5)], side=side)
-        finite = [bool(each.logits(request)[request.real].isfinite().all()) for each in (run, self.native)]
+        try:
+            finite = [bool(each.logits(request)[request.real].isfinite().all()) for each in (run, self.native)]
+        except Exception:  # noqa: BLE001 (anybody's code; the checks of padding report what it raises)
+            return True
         return finite[0] or not finite[1]
 
     @property
@@ -196,6 +224,21 @@ class Bench:
     def ends(self) -> tuple[int, int]:
         """The first and the last token that may be used: ids at the ends of a vocabulary are often special."""
         return int(self._free[0]), int(self._free[-1])
+
+    @property
+    def edges(self) -> list[int]:
+        """The first eight and the last four tokens that may be used, among which ends and pads are mostly found."""
+        return list(dict.fromkeys([*self._free[:8].tolist(), *self._free[-4:].tolist()]))
+
+    @cached_property
+    def end_tokens(self) -> tuple[int, ...]:
+        """Ids that end a text, as the probe or the config names them: true tokens, also where pads have the same id."""
+        config = getattr(self.probe.module, "config", None)
+        named = [getattr(each, "eos_token_id", None) for each in (config, getattr(config, "text_config", None))]
+        named.append(tuple(getattr(self.probe, "end_tokens", ())))
+        ids = [i for value in named for i in (value if isinstance(value, list | tuple) else [value])]
+        known = (i for i in ids if isinstance(i, int) and not isinstance(i, bool) and 0 <= i < self.probe.vocab_size)
+        return tuple(dict.fromkeys(known))[:_ENDS]
 
     def other(self, token: int) -> int:
         """A random token that is not ``token``."""

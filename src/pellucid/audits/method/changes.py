@@ -14,7 +14,6 @@ from pellucid.probe import Request
 Forward = Callable[[Run, Request], Tensor]
 Row = list[int]
 
-_AT_ONCE = 192  # tokens in one batch of copies: enough to keep a processor busy
 _FEWEST = 3  # keys of a sequence too long to change them all
 
 
@@ -28,6 +27,19 @@ def sample(length: int, most: int) -> list[int]:
 def inside(length: int, count: int) -> list[int]:
     """At most ``count`` places before the last, evenly spread: a cut behind each leaves something behind it."""
     return sorted({(number + 1) * (length - 1) // (count + 1) for number in range(count)})
+
+
+def telling(length: int, count: int) -> list[int]:
+    """At most ``count`` places to cut behind: the borders of common blocks, and evenly spread ones between them.
+
+    A block that sees a little too far is found behind its border, one that is open inside between borders.
+    """
+    if count >= length - 1:
+        return list(range(length - 1))
+    blocks = (block for block in (64, 32, 128, 16, 256, 8) if block < length)
+    borders = dict.fromkeys(start - 1 for block in blocks for start in range(block, length, 2 * block))
+    half = list(borders)[: count // 2]
+    return sorted({*half, *inside(length, count - len(half))})
 
 
 class Changes:
@@ -79,6 +91,16 @@ class Changes:
         )
         return any(float(moved(before, after)[0, query]) > 0 for after in afters)
 
+    def felt(self, run: Run, key: int) -> list[int]:
+        """The queries that move beyond rounding when this key alone is changed, with nothing else in the batch."""
+        before = self.unchanged(run, 1)
+        limit = (1e-12 if run.dtype == torch.float64 else run.rounding) * scale_of(before) + 20 * run.noise
+        afters = [
+            self.forward(run, Request.from_rows([self.with_key(key, new)])) for new in (self.random, self.special)
+        ]
+        sizes_T = torch.stack([moved(before, after)[0] for after in afters]).amax(0)
+        return (sizes_T > limit).nonzero()[:, 0].tolist()
+
     def with_key(self, key: int, new: Row) -> Row:
         """The row in which one token is another."""
         return [*self.base[:key], new[key], *self.base[key + 1 :]]
@@ -111,7 +133,7 @@ class Changes:
 
     def _at_once(self, rows: int) -> int:
         """Rows a batch, such that the last is nearly as full as the others."""
-        return -(-rows // -(-rows // max(1, _AT_ONCE // len(self.base))))
+        return -(-rows // -(-rows // max(1, self.bench.at_once // len(self.base))))
 
     def _read(self, run: Run, new: Row) -> Reading:
         sizes_TT = torch.zeros(len(self.base), len(self.base), dtype=torch.float64)

@@ -37,6 +37,32 @@ def copied(run: Run) -> Run:
     return twin
 
 
+def as_it_is(module: object) -> nn.Module | None:
+    """A copy that shares the weights and nothing else, so that it stays what it is now; None where none can be made."""
+    if not isinstance(module, nn.Module):
+        return None
+    try:
+        return copy.deepcopy(module, {id(weight): weight for weight in module.parameters()})
+    except Exception:  # noqa: BLE001 (anybody's code)
+        return None
+
+
+def over(run: Run, module: nn.Module) -> Run:
+    """The same target over ``module``, which making a probe must not have asked anything yet.
+
+    Raises:
+        UnsupportedError: it cannot be called over another module.
+    """
+    own = vars(run.probe) if hasattr(run.probe, "__dict__") else {}
+    held = [name for name, value in own.items() if value is run.probe.module]
+    probe = copy.copy(run.probe) if held else run.probe.over(module)
+    for name in held:
+        setattr(probe, name, module)
+    twin = Run(probe, run.source)
+    twin.dtype, twin.noise = run.dtype, run.noise
+    return twin
+
+
 def module_of(run: Run) -> nn.Module:
     """The module of a run that has one."""
     module = run.probe.module

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pellucid.audits.method.bench import Bench
-from pellucid.audits.method.changes import Changes, inside, sample
+from pellucid.audits.method.changes import Changes, sample, telling
 from pellucid.audits.method.expected import expected_flow
 from pellucid.audits.method.judge import Index, finding, judge
 from pellucid.audits.method.measure import Reading, Run
@@ -162,7 +162,7 @@ def gradients(bench: Bench, row: list[int]) -> tuple[Tensor, Tensor]:
     def measure() -> tuple[Tensor, Tensor]:
         run, count = bench.native, min(4, bench.most_tokens // len(row) // 4)
         places = torch.arange(len(row))
-        asked_RT = places <= torch.tensor(inside(len(row), max(count, 1)))[:, None]
+        asked_RT = places <= torch.tensor(telling(len(row), max(count, 1)))[:, None]
         if count > 1:
             asked_RT = torch.cat([torch.tensor(sample(len(row), count))[:, None] == places, asked_RT])
         request = Request.from_rows([row] * len(asked_RT))

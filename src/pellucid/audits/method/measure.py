@@ -97,8 +97,9 @@ class Run:
         return float(total), int(count)
 
     def differentiable_loss(self, request: Request) -> Tensor:
-        """The sum alone, with a graph."""
-        return self.probe.loss(self.placed(request))[0]
+        """The sum alone, with a graph; a plain number, as some give for nothing to learn, has none."""
+        total: object = self.probe.loss(self.placed(request))[0]
+        return total if isinstance(total, Tensor) else torch.as_tensor(total, device=self.device)
 
     def extend(self, request: Request, cache: object) -> Tensor:
         """The next slots through a cache."""

@@ -14,6 +14,8 @@ from pellucid.audits.method.measure import Reading, Run, moved
 from pellucid.probe import Request
 from pellucid.records import Finding, Where
 
+_NAMED = 8  # more cuts are counted
+
 
 def tails(
     bench: Bench, changes: Changes, cuts: Sequence[int], check: str, case: str, *, exact: bool = False
@@ -42,12 +44,20 @@ def tails(
     if bench.exact is not None and (readings[0].largest or exact):
         middle = [len(cuts) // 2]
         readings.append(read(bench.exact, every) if readings[0].largest else read(bench.exact, middle, special=True))
-    good = f"no output moved when all that comes after it was changed (cut in {len(cuts)} places)"
+    good = f"no output moved when all that comes after it was changed ({_places(cuts, length)})"
     result = finding(bench, check, case, readings, bits=True, good=good, place=place)
     verdict = judge(bench, readings, bits=True)
     if result.status != "leak" or _alone(changes, verdict.reading.run, cuts, verdict.first):
         return result
     return mixed_rows(result)
+
+
+def _places(cuts: Sequence[int], length: int) -> str:
+    """Where was cut, in words."""
+    if len(cuts) >= length - 1:
+        return "cut behind every token"
+    named = ", ".join(map(str, cuts)) if len(cuts) <= _NAMED else f"{len(cuts)} of {length - 1} tokens"
+    return f"cut behind {named}"
 
 
 def mixed_rows(result: Finding) -> Finding:

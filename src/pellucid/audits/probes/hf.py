@@ -72,7 +72,8 @@ class HFSeq2SeqProbe(HFProbe):
 
     def _set_rules(self, config: Any) -> None:
         super()._set_rules(config)
-        self.source_rules = source_rules_of(config).rules
+        source = source_rules_of(config)
+        self.source_rules, self.source_declared = source.rules, source.declared
         encoder = self.module.get_encoder()  # type: ignore[operator]
         self.memory_name = next((name for name, part in self.module.named_modules() if part is encoder), None)
 

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from pellucid.audits.probes.hf_cache import HFCache, refuse_gaps
 from pellucid.audits.probes.hf_found import Found, remembers, replaced
-from pellucid.audits.probes.hf_rules import Kind, rules_of, text_config
+from pellucid.audits.probes.hf_rules import Kind, looks_back, padded_right, rules_of, text_config
 from pellucid.audits.probes.hf_tries import found_in
 from pellucid.errors import InputError, UnsupportedError, one_line
 from pellucid.probe import Probe, Request, embeddings_replaced
@@ -42,6 +42,8 @@ class HFProbe(Probe):
     kind: Kind = "causal"
     hidden_states = False
     """Whether hidden states are watched because there are no logits."""
+    assumes_shift_invariance = True
+    """That only distances count is read off the config; nobody promised it."""
     token_argument, mask_argument = "input_ids", "attention_mask"
     position_argument, embeddings_argument = "position_ids", "inputs_embeds"
 
@@ -53,12 +55,17 @@ class HFProbe(Probe):
         self.takes = frozenset(inspect.signature(model.forward).parameters)
         self.forbidden_tokens = forbidden_tokens(model.config)
         self.vocab_size = int(getattr(text_config(model.config), "vocab_size", 0)) or _rows(model)
+        if self.vocab_size - len(self.forbidden_tokens) < 2:  # nothing else is there
+            pad = getattr(model.config, "pad_token_id", None)
+            self.forbidden_tokens = frozenset({pad} if isinstance(pad, int) and self.vocab_size > 2 else ())
         self._set_rules(model.config)
         self.found = Found()
         self._way = ""
         self.found = found_in(self)
         self.capabilities, self.kernels = self.found.capabilities, self.found.kernels
         self.sides, self.max_length = self.found.sides, self.found.max_length
+        self.shifted, self.refused = self.found.shifted, self.found.refused
+        self.shift_allowed = self.kind != "causal" or not looks_back(self.rules) or padded_right(model.config)
         self.vocab_size = min(self.vocab_size, self.found.scores or self.vocab_size)
         given = {ALL_ONES: self.mask_argument, POSITIONS: self.position_argument}
         self.ways = tuple(way for way, argument in given.items() if self._can_be_given(argument))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+import traceback
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from pellucid.errors import UnsupportedError, one_line
 from pellucid.probe import Capability, Side
 
 if TYPE_CHECKING:
@@ -24,8 +27,9 @@ class Found:
 
     ``offset`` is added to positions (None: none are taken). ``pad`` stands in padded slots where a class counts by
     the ids themselves. ``divisor``: the loss can be asked for as a sum. ``shifts``: labels are shifted inside.
-    ``local_mask``: with a cache the mask is that of the new slots only, as recurrent classes take it. ``tried``: the
-    search is over.
+    ``local_mask``: with a cache the mask is that of the new slots only, as recurrent classes take it. ``shifted``:
+    sides on which padding is taken and moves positions that cannot be told. ``refused``: what it raised, by side.
+    ``tried``: the search is over.
     """
 
     capabilities: frozenset[Capability] = frozenset()
@@ -40,6 +44,8 @@ class Found:
     cache_argument: str = ""
     cache_attribute: str = ""
     local_mask: bool = False
+    shifted: tuple[Side, ...] = ()
+    refused: Mapping[str, str] = field(default_factory=dict)
     attention_attribute: str = ""
     tried: bool = False
 
@@ -90,6 +96,26 @@ def tried(call: Callable[[], Any]) -> Any:
 
 def worked(call: Callable[[], bool]) -> bool:
     return tried(call) is True
+
+
+def raised_by(call: Callable[[], Any]) -> Exception | None:
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001
+        return error
+    return None
+
+
+def on_purpose(error: Exception) -> bool:
+    """Whether it was raised by a ``raise`` or an ``assert``: a refusal, unlike tensors that do not fit each other."""
+    if isinstance(error, NotImplementedError | UnsupportedError):
+        return True
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and re.search(r"\b(raise|assert)\b", frames[-1].line or "") is not None
+
+
+def described(error: BaseException) -> str:
+    return f"{type(error).__name__}: {one_line(error)}"
 
 
 @contextmanager

@@ -7,9 +7,11 @@ not see the future, and seeing less is no fault.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pellucid.probe import Visibility
 from pellucid.visibility import Rule, causal, chunk, everything, lookahead, window
 
 Kind = Literal["causal", "masked", "seq2seq"]
@@ -40,6 +42,23 @@ def source_rules_of(config: Any) -> Declaration:
     """The rules of a seq2seq model's encoder."""
     part = _part(config, "encoder")
     return _layers(part, _count(part, _ENCODER_COUNTS + _COUNTS), both_ways=True)
+
+
+_PADDED_RIGHT = {
+    "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart", "mvp", "pegasus", "plbart",
+    "prophetnet", "roformer", "trocr", "whisper",
+}  # fmt: skip
+"""Types that count positions by slots, as their documentation says: it advises to pad them on the right."""
+
+
+def padded_right(config: Any) -> bool:
+    """Whether the library's documentation says of this type that it is padded on the right."""
+    return _get(config, "model_type", "") in _PADDED_RIGHT
+
+
+def looks_back(rules: Sequence[Visibility]) -> bool:
+    """Whether every layer is causal: such models are generated with, for which rows are padded on the left."""
+    return all(rule.ahead == 0 for rule in rules)
 
 
 def text_config(config: Any) -> Any:

@@ -16,9 +16,20 @@ import torch
 from torch import Tensor
 
 from pellucid.audits.method.care import left_as_found
-from pellucid.audits.probes.hf_found import Found, close, longest, remembers, replaced, tried, worked
+from pellucid.audits.probes.hf_found import (
+    Found,
+    close,
+    described,
+    longest,
+    on_purpose,
+    raised_by,
+    remembers,
+    replaced,
+    tried,
+    worked,
+)
 from pellucid.errors import InputError
-from pellucid.probe import Capability, Request
+from pellucid.probe import Capability, Request, Side
 
 if TYPE_CHECKING:
     from pellucid.audits.probes.hf_base import HFProbe
@@ -42,13 +53,19 @@ class _Tries:
         self.probe, self.config = probe, cast(Any, probe.module.config)
         free = [token for token in range(probe.vocab_size) if token not in probe.forbidden_tokens]
         if len(free) < 2:
-            raise InputError(f"{probe.name} has {len(free)} tokens that may be used as text; an audit needs 2 or more")
+            raise InputError(f"{probe.name} has {probe.vocab_size} tokens; an audit needs 2 or more")
         self.free, self.max_length = free, longest(probe)
-        self.row = self.tokens(min(6, self.max_length or 6))
+        self.row = self.longest_row(min(6, self.max_length or 6))
         self.can: set[Capability] = set()
 
     def tokens(self, length: int, start: int = 0) -> list[int]:
         return [self.free[(3 * number + start) % len(self.free)] for number in range(length)]
+
+    def longest_row(self, most: int) -> list[int]:
+        """As long as wanted, or as it takes."""
+        lengths = range(most, 1, -1)
+        taken = (n for n in lengths if raised_by(partial(self.scores, Request.from_rows([self.tokens(n)]))) is None)
+        return self.tokens(next(taken, most))
 
     def all(self) -> Found:
         probe = self.probe
@@ -60,8 +77,12 @@ class _Tries:
         if found.offset is not None and self.positions_obeyed():
             self.can.add("positions")
         if probe.mask_argument in probe.takes and "dummy" not in said.partition(f"{probe.mask_argument} (")[2][:300]:
-            self.can.add("padding")
-            found = self.padding(found)
+            found = self.padded_sides(found)
+            if found.sides:
+                self.can.add("padding")
+            if "left" in found.sides:
+                found = self.padding(found)
+            found = replace(found, sides=found.sides or ("right",))
         for name, works in (
             ("packing", self.packs), ("embeddings", self.embeds), ("checkpointing", self.recomputes),
         ):  # fmt: skip
@@ -112,13 +133,31 @@ class _Tries:
 
         return (self.max_length is None or self.max_length > 5) and worked(moves)
 
+    def padded_sides(self, found: Found) -> Found:
+        """On which sides it takes padding: what raises on purpose refuses; what breaks, the checks report."""
+        slots = min(5, len(self.row))
+        rows = [self.row[: slots - 1], self.row[:1]]
+        said = getattr(self.probe.module, "padding_side", None) or getattr(self.config, "padding_side", None)
+        sides: list[Side] = []
+        refused: dict[str, str] = {}
+        for side in ("right", "left", "both"):
+            if said in ("right", "left") and side != said:
+                continue  # its own declaration
+            request = Request.from_rows(rows, side=side, length=slots)
+            error = raised_by(partial(self.scores, request)) if slots > 1 else None
+            if error is not None and on_purpose(error):
+                refused[side] = described(error)
+            else:
+                sides.append(side)
+        if not sides and refused:
+            refused["padding"] = next(iter(refused.values()))
+        return replace(found, sides=tuple(sides), refused=refused)
+
     def padding(self, found: Found) -> Found:
         """A class that counts slots itself, or counts by pad ids, is padded as its users must."""
-        short, pad = self.row[:4], getattr(self.config, "pad_token_id", None)
+        short, pad = self.row[: max(len(self.row) - 2, 1)], getattr(self.config, "pad_token_id", None)
         alone = self.scores(Request.from_rows([short]))[0]
-        padded = Request.from_rows(
-            [short], side="left", length=6 if self.max_length is None else min(6, self.max_length)
-        )
+        padded = Request.from_rows([short], side="left", length=len(self.row))
         other = padded.with_tokens(torch.where(padded.real, padded.tokens, self.free[-1]))
         extra = padded.shape[1] - len(short)
 
@@ -135,8 +174,10 @@ class _Tries:
             return replace(found, pad=pad) if by_ids else found  # what is no pad is counted, whatever the mask says
         if isinstance(pad, int) and worked(lambda: close(answers(padded, pad), alone)):
             return replace(found, pad=pad)
-        if "positions" not in self.can and worked(lambda: close(answers(padded, pad), answers(other, pad))):
-            return replace(found, sides=("right",))  # no pad's content moves it: it counts slots
+        told = found.offset is not None or "right" not in found.sides  # then nothing excuses another answer
+        if not told and worked(lambda: close(answers(padded, pad), answers(other, pad))):
+            # no pad's content moves it: it counts slots
+            return replace(found, sides=("right",), shifted=tuple(side for side in found.sides if side != "right"))
         return found
 
     def packs(self) -> bool:

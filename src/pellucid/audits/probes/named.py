@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from pellucid.audits.method.care import left_as_found
-from pellucid.audits.probes.hf_found import replaced
+from pellucid.audits.probes.hf_found import close, described, replaced
+from pellucid.audits.probes.labels import NAMES
 from pellucid.audits.probes.tokens import TokensProbe
 from pellucid.errors import InputError
 from pellucid.probe import Capability, Request, Side, Visibility
@@ -33,7 +34,7 @@ def named_arguments(target: object) -> frozenset[str]:
 
 def _optional(parameters: Mapping[str, inspect.Parameter]) -> Iterator[str]:
     required = [p for p in parameters.values() if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
-    if len({p.name for p in required} - {MASK, POSITIONS}) > 1:
+    if len({p.name for p in required} - {MASK, POSITIONS, *NAMES}) > 1:
         return  # it needs more than we know of
     yield from (name for name in (MASK, POSITIONS) if name in parameters)
 
@@ -42,8 +43,9 @@ class NamedProbe(TokensProbe):
     """``forward(ids, attention_mask=…, position_ids=…) -> logits``, or an object whose ``.logits`` are these.
 
     As for transformers' own models the mask is 1 for real tokens, and is given where something is padded; position
-    ids, where slots do not say them. What is not taken is not asked about. Caches, packs and losses have no common
-    way of being asked: for these write a probe.
+    ids, where slots do not say them. What is not taken is not asked about. A side on which padding raises is refused;
+    so is one that ``padding_side`` on the target leaves out. Caches and packs have no common way of being asked: for
+    these write a probe.
     """
 
     def __init__(
@@ -64,9 +66,10 @@ class NamedProbe(TokensProbe):
         with left_as_found(self.module), torch.no_grad():
             if POSITIONS in self.takes and self._works(Request.from_rows([[1, 0]]), moved=True):
                 offered.add("positions")
-            if MASK in self.takes and self._works(Request.from_rows([[1, 0], [1]])):
+            if MASK in self.takes and self._padded():
                 offered.add("padding")
-                self.sides, self.ways = self._sides(), (ALL_ONES,)
+                self.ways = (ALL_ONES,)
+        self.shift_allowed = not all(rule.ahead == 0 for rule in self.rules)
         self.capabilities = frozenset(offered)
 
     def asked(self, way: str) -> AbstractContextManager[None]:
@@ -97,19 +100,43 @@ class NamedProbe(TokensProbe):
         request = request.to(self._device)
         if moved:
             request = replace(request, positions=request.positions + 1)
-        try:
-            return self.logits(request).shape[:2] == request.tokens.shape
-        except Exception:  # noqa: BLE001 (anybody's code)
-            return False
+        return self._raised(request) is None
 
-    def _sides(self) -> tuple[Side, ...]:
-        """Left of the tokens only where positions can be told, or where the target counts them by the mask itself."""
-        if POSITIONS in self.takes:
-            return ("right", "left", "both")
-        alone, padded = Request.from_rows([[1, 0]]), Request.from_rows([[1, 0]], side="left", length=4)
+    def _raised(self, request: Request) -> str | None:
         try:
-            want, got = (self.logits(each.to(self._device))[0, -2:] for each in (alone, padded))
-        except Exception:  # noqa: BLE001 (anybody's code)
-            return ("right",)
-        same = bool(torch.allclose(want, got, rtol=1e-4, atol=1e-4))
-        return ("right", "left", "both") if same else ("right",)
+            if self.logits(request.to(self._device)).shape[:2] == request.tokens.shape:
+                return None
+        except (Exception, SystemExit) as error:  # noqa: BLE001 (anybody's code)
+            return described(error)
+        return "nothing, and answers in another shape"
+
+    def _padded(self) -> bool:
+        """Whether it takes padding, and on which sides: not where it raises, nor where it says so itself."""
+        slots = next((n for n in (5, 3) if self._works(Request.from_rows([[1, 0, 1, 0, 1][:n]]))), 2)
+        rows = [[1, 0, 1, 0][: slots - 1], [1]]
+        said = getattr(self.module, "padding_side", None)
+        sides: list[Side] = []
+        refused: dict[str, str] = {}
+        for side in ("right", "left", "both"):
+            if said in ("right", "left") and side != said:
+                continue
+            raised = self._raised(Request.from_rows(rows, side=side, length=slots))
+            if raised is None:
+                sides.append(side)
+            else:
+                refused[side] = raised
+        self.refused = refused | ({} if sides else {"padding": next(iter(refused.values()), "")})
+        if "right" in sides and "left" in sides and self._counts_slots(rows[0], slots):
+            self.shifted = tuple(side for side in sides if side != "right")
+            sides = ["right"]
+        self.sides = tuple(sides) or ("right",)
+        return bool(sides)
+
+    def _counts_slots(self, row: list[int], slots: int) -> bool:
+        """Whether left padding moves a row's positions, no pad's content moving anything, and they cannot be told."""
+        if POSITIONS in self.takes:
+            return False
+        alone, padded = Request.from_rows([row]), Request.from_rows([row], side="left", length=slots)
+        other = padded.with_tokens(torch.where(padded.real, padded.tokens, 1))
+        want, got, moved = (self.logits(each.to(self._device))[:, -len(row) :] for each in (alone, padded, other))
+        return close(got, moved) and not close(got, want)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +15,8 @@ from torch import Tensor, nn
 from pellucid.audits.method.care import left_as_found
 from pellucid.audits.method.layers import stacks
 from pellucid.audits.method.measure import Run
+from pellucid.audits.probes.labels import Labels, label_argument, labels_of
+from pellucid.audits.probes.outputs import described, factory_hint, logits_in, loss_in, shape_hint
 from pellucid.errors import InputError, ShapeError, one_line
 from pellucid.probe import Capability, Probe, Request, Visibility, embeddings_replaced
 from pellucid.visibility import causal
@@ -21,7 +25,8 @@ from pellucid.visibility import causal
 class TokensProbe(Probe):
     """Any ``forward(tokens) -> logits`` ``[B, T] -> [B, T, V]``: a module or a plain function.
 
-    What it returns may also be an object whose ``.logits`` are these.
+    What it returns may also hold these: as ``logits`` by name, or as its first tensor of three dimensions. Where it
+    takes ``labels``, ``targets`` or ``y`` and gives a loss for them, it is asked for the loss.
 
     Taken for causal unless ``rules`` declare what it is: one for each layer, or one for all. Layers are told from
     outside where they stand in one ``ModuleList``; where they cannot be, one rule is the whole model's. Positions,
@@ -43,18 +48,33 @@ class TokensProbe(Probe):
         self.rules, self.declared = (causal(),) if rules is None else tuple(rules), rules is not None
         self.name = name or str(getattr(target, "__name__", type(target).__name__))
         self.module = target if isinstance(target, nn.Module) else None
+        parameters = _parameters(target)
+        self._label_name = label_argument(parameters)
+        needed = self._label_name is not None and parameters[self._label_name].default is inspect.Parameter.empty
+        self._always, self._labels = self._label_name if needed else None, None
         self._embedding, seen = self._try_out(vocab_size is not None)
         self.vocab_size = seen if vocab_size is None else vocab_size
         if len(self.rules) == 1 and self.vocab_size:
             self.rules *= max(len(self._layers()), 1)
         self.capabilities: frozenset[Capability] = frozenset() if self._embedding is None else frozenset({"embeddings"})
+        self._labels = self._try_labels()
+        if self._labels is not None:
+            self.capabilities |= {"loss"}
+        elif needed:
+            raise InputError(
+                f"{self.name} needs {self._label_name} and gives no loss for them, so it is not known what they are; "
+                "wrap the call in a function of tokens"
+            )
 
     def logits(self, request: Request) -> Tensor:
         given = self._given(request)
         if request.embeddings is None:
             return self._called(request.tokens, **given)
-        with embeddings_replaced(self._token_embedding, request.embeddings):
+        with self._with(request.embeddings):
             return self._called(request.tokens, **given)
+
+    def _with(self, embeddings_BTD: Tensor) -> AbstractContextManager[None]:
+        return embeddings_replaced(self._token_embedding, embeddings_BTD)
 
     def _given(self, request: Request) -> dict[str, Any]:
         """What the target is told by name, beside the tokens."""
@@ -65,12 +85,27 @@ class TokensProbe(Probe):
         result: Tensor = self._token_embedding(request.tokens)
         return result
 
+    def loss(self, request: Request) -> tuple[Tensor, Tensor]:
+        if self._labels is None:
+            return super().loss(request)
+        labels_BT, expected = self._labels.of(request)
+        given = self._given(request) | {self._labels.name: labels_BT}
+        replaced = nullcontext() if request.embeddings is None else self._with(request.embeddings)
+        with replaced:
+            loss = loss_in(self.target(request.tokens, **given))
+        if loss is None:
+            raise ShapeError(f"{self.name} gave no loss for {self._labels.name}")
+        return self._labels.total(loss.reshape(()), expected), expected
+
     def over(self, module: nn.Module) -> TokensProbe:
-        probe = type(self)(
-            module, vocab_size=self.vocab_size, rules=self.rules, max_length=self.max_length, name=self.name
-        )
-        probe.declared = self.declared
+        probe = copy.copy(self)
+        probe.target = probe.module = module
         return probe
+
+    @property
+    def said(self) -> str:
+        """What was found out about how it is called."""
+        return "" if self._labels is None else self._labels.describe()
 
     def _layers(self) -> tuple[str, ...]:
         """The names of the layers, where there is one stack of them and no other."""
@@ -84,14 +119,67 @@ class TokensProbe(Probe):
         return found[0] if len(found) == 1 else ()
 
     def _called(self, tokens_BT: Tensor, **given: Any) -> Tensor:
+        if self._always is not None:
+            given.setdefault(self._always, tokens_BT.clone())
         result = self.target(tokens_BT, **given)
-        logits = result if isinstance(result, Tensor) else getattr(result, "logits", None)
-        if not isinstance(logits, Tensor):
+        logits = logits_in(result, tuple(tokens_BT.shape))
+        if logits is None:
             raise ShapeError(
-                f"{self.name} returned {type(result).__name__}; an audit needs a tensor [rows, slots, "
-                "vocabulary] or an object whose .logits is one: wrap the call in a function"
+                f"{self.name} returned {described(result)}; an audit needs logits [rows, slots, vocabulary], alone, "
+                f"in a tuple or by that name: wrap the call in a function{factory_hint(result)}"
             )
         return logits
+
+    def _tried(self, tokens_BT: Tensor) -> int:
+        """The size of the vocabulary. Some score the last slot only unless they are given targets."""
+        rows, slots = tokens_BT.shape
+        logits = self._called(tokens_BT, **self._try_arguments(tokens_BT))
+        if logits.shape[:2] != tokens_BT.shape and self._label_name is not None and self._always is None:
+            self._always = self._label_name
+            try:
+                logits = self._called(tokens_BT, **self._try_arguments(tokens_BT))
+            except (Exception, SystemExit):  # noqa: BLE001 (anybody's code: it stays as it was)
+                self._always = None
+            if logits.shape[:2] != tokens_BT.shape:
+                self._always = None
+        if logits.dim() != 3 or logits.shape[:2] != tokens_BT.shape:
+            hint = shape_hint(tuple(logits.shape), rows, slots) or "wrap the call in a function that returns these"
+            raise _WrongShapeError(
+                f"{self.name} gave {tuple(logits.shape)} for {rows} row of {slots} tokens, but an audit needs "
+                f"[{rows}, {slots}, vocabulary]; {hint}"
+            )
+        return logits.shape[-1]
+
+    def _refuse_swapped(self) -> None:
+        """A target that reads ``[slots, rows]`` takes the rows for a text, and each slot for a row of its own."""
+        before_BT, after_BT = (torch.tensor([[id, 0, 1], [0, 1, 1]], device=self._device) for id in (1, 0))
+        try:
+            first, second = (self._called(each, **self._try_arguments(each)) for each in (before_BT, after_BT))
+            moves_BT = (first - second).abs().amax(-1) > 1e-5 * (1 + first.abs().amax())
+        except (Exception, SystemExit):  # noqa: BLE001 (anybody's code; the audit itself reports what it raises)
+            return
+        if moves_BT.tolist() == [[True, False, False], [True, False, False]]:
+            raise _WrongShapeError(
+                f"{self.name} seems to read [slots, rows]: a token moves the other row in its slot, and no other slot "
+                "of its own; give lambda ids: model(ids.T).transpose(0, 1)"
+            )
+
+    def _try_labels(self) -> Labels | None:
+        if self._label_name is None or self.vocab_size < 2 or any(rule.ahead != 0 for rule in self.rules):
+            return None
+        generator = torch.Generator().manual_seed(0)
+        tokens_BT = torch.randint(self.vocab_size, (2, 3), generator=generator).to(self._device)
+        given = self._try_arguments(tokens_BT)
+        with left_as_found(self.module), torch.no_grad():
+            try:
+                return labels_of(
+                    self._label_name,
+                    lambda tokens, labels: self.target(tokens, **(given | labels)),
+                    lambda tokens: self._called(tokens, **given),
+                    tokens_BT,
+                )
+            except (Exception, SystemExit):  # noqa: BLE001 (anybody's code)
+                return None
 
     def _try_arguments(self, tokens_BT: Tensor) -> dict[str, Any]:
         """What has to be given besides the tokens."""
@@ -127,7 +215,10 @@ class TokensProbe(Probe):
                 hook = partial(_note, readers, name, tokens_BT.clone())
                 stack.callback(table.register_forward_hook(hook).remove)
             try:
-                size = self._called(tokens_BT, **self._try_arguments(tokens_BT)).shape[-1]
+                size = self._tried(tokens_BT)
+                self._refuse_swapped()
+            except _WrongShapeError as error:
+                raise InputError(str(error)) from None
             except Exception as error:  # anybody's code; the audit itself reports what it raises
                 if known:
                     return None, 0
@@ -139,6 +230,18 @@ class TokensProbe(Probe):
             return None, size
         name = readers.pop()
         return name, min(size, tables[name].num_embeddings)
+
+
+class _WrongShapeError(ShapeError):
+    """Logits of no known shape, or with axes in another order."""
+
+
+def _parameters(target: object) -> dict[str, inspect.Parameter]:
+    called = target.forward if isinstance(target, nn.Module) else target
+    try:
+        return dict(inspect.signature(cast(Callable[..., object], called)).parameters)
+    except (TypeError, ValueError):
+        return {}
 
 
 def _note(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 from typing import Any
 
 import torch
@@ -25,18 +27,22 @@ class TorchLayersProbe(Probe):
     """``nn.TransformerEncoder``, ``nn.TransformerDecoder``, their layers, ``nn.Transformer``.
 
     These have no vocabulary: 32 random embeddings of their width stand in for one. ``causal`` says with which
-    mask they are called; left out, decoders are causal and encoders are not.
+    mask they are called; left out, decoders are causal and encoders are not, and :meth:`restricted` are asked besides.
+    ``hint``: they are told ``is_causal`` too, beside the mask.
     """
 
     capabilities: frozenset[Capability] = frozenset({"padding", "embeddings"})
 
-    def __init__(self, module: nn.Module, *, causal: bool | None = None, name: str | None = None) -> None:
+    def __init__(
+        self, module: nn.Module, *, causal: bool | None = None, hint: bool = False, name: str | None = None
+    ) -> None:
         if not is_torch_layer(module):
             raise InputError(f"{type(module).__name__} is none of torch's Transformer layers; use TokensProbe")
         self.module, self.vocab_size = module, _VOCABULARY
         self.name = name or type(module).__name__
         self.reads_source = not isinstance(module, _ENCODERS)
-        self.causal = self.reads_source if causal is None else causal
+        self.causal, self.hint = self.reads_source if causal is None else causal, hint
+        self._open = causal is None and not self.reads_source
         first = next(m for m in module.modules() if isinstance(m, nn.MultiheadAttention))
         self.rows_first, self.width = first.batch_first, first.embed_dim
         generator = torch.Generator().manual_seed(0)
@@ -54,7 +60,8 @@ class TorchLayersProbe(Probe):
         mask = hidden_TT if self.causal else None
         if not self.reads_source:
             name = "src_mask" if isinstance(self.module, nn.TransformerEncoderLayer) else "mask"
-            return self._left(self._call(x, **{name: mask}, src_key_padding_mask=pads_BT))
+            hint = {"is_causal": True} if self.hint else {}
+            return self._left(self._call(x, **{name: mask}, src_key_padding_mask=pads_BT, **hint))
         source = request.source
         assert source is not None
         memory, memory_pads_BS = self._entered(self._embedded(source)), source.segments == 0
@@ -68,7 +75,23 @@ class TorchLayersProbe(Probe):
         return self._table_VD.to(self._weight)[request.tokens]
 
     def over(self, module: nn.Module) -> TorchLayersProbe:
-        return TorchLayersProbe(module, causal=self.causal, name=self.name)
+        twin = copy.copy(self)
+        twin.module = module
+        return twin
+
+    def restricted(self) -> dict[str, Probe]:
+        """An encoder takes a mask besides, which nobody has declared: handed a causal one it must be causal."""
+        if not self._open:
+            return {}
+        assert self.module is not None
+        ways: dict[str, Probe] = {"with a causal mask": self._masked(hint=False)}
+        if "is_causal" in inspect.signature(self.module.forward).parameters:
+            ways["with a causal mask and is_causal"] = self._masked(hint=True)
+        return ways
+
+    def _masked(self, hint: bool) -> TorchLayersProbe:
+        assert self.module is not None
+        return TorchLayersProbe(self.module, causal=True, hint=hint, name=self.name)
 
     def _embedded(self, request: Request) -> Tensor:
         return self.embed(request) if request.embeddings is None else request.embeddings

@@ -7,13 +7,15 @@ from torch import Tensor, nn
 
 from pellucid.audits.twins.twin import Twin
 from pellucid.probe import Capability, Probe, Request, Visibility
-from pellucid.visibility import causal, everything
+from pellucid.visibility import causal, everything, lookahead
 
 WIDTH = 16
 
 
 class Pair(nn.Module):
     """The healthy model: one encoder layer and two decoder layers, told where padding is."""
+
+    source_rules: tuple[Visibility, ...] = (everything(),)
 
     def __init__(self, vocab_size: int = 23, positions: int = 32) -> None:
         super().__init__()
@@ -36,6 +38,10 @@ class Pair(nn.Module):
         """``Bool[B, S]``: memory slots that the decoder hides."""
         return self.pads(source)
 
+    def source_mask(self, sources: int) -> Tensor | None:
+        """``Bool[S, S]``: what the encoder hides besides padding; nothing."""
+        return None
+
     def memory(self, x_BSD: Tensor) -> Tensor:
         """What the decoder reads of the encoder's output."""
         return x_BSD
@@ -50,7 +56,7 @@ class Pair(nn.Module):
         source = request.source
         assert source is not None
         x_BSD = self.table(source.tokens) + self.places(source.positions)
-        memory_BSD = self.memory(self.encoder(x_BSD, src_key_padding_mask=self.pads(source)))
+        memory_BSD = self.memory(self.encoded(x_BSD, source))
         y_BTD = self.table(request.tokens) + self.places(request.positions)
         slots, sources = request.shape[1], source.shape[1]
         hidden_BTT = torch.ones(slots, slots, dtype=torch.bool).triu(1) | (request.segments == 0)[:, None, :]
@@ -64,6 +70,16 @@ class Pair(nn.Module):
                 memory_key_padding_mask=self.memory_pads(source),
             )
         return self.out(y_BTD)
+
+    def encoded(self, x_BSD: Tensor, source: Request) -> Tensor:
+        """What the encoder makes of the source."""
+        mask, pads_BS = self.source_mask(source.shape[1]), self.pads(source)
+        if mask is None:
+            plain_BSD: Tensor = self.encoder(x_BSD, src_key_padding_mask=pads_BS)
+            return plain_BSD
+        hidden_BSS = (mask | pads_BS[:, None, :]) & ~torch.eye(len(mask), dtype=torch.bool)  # no row is empty
+        result_BSD: Tensor = self.encoder(x_BSD, src_mask=hidden_BSS.repeat_interleave(2, 0))
+        return result_BSD
 
     def probe(self) -> PairProbe:
         """How an audit calls this model."""
@@ -80,7 +96,7 @@ class PairProbe(Probe):
         self.pair, self.module, self.name = pair, pair, type(pair).__name__
         self.vocab_size, self.max_length = pair.table.num_embeddings, pair.places.num_embeddings
         self.rules: tuple[Visibility, ...] = (causal(),) * len(pair.decoder)
-        self.source_rules: tuple[Visibility, ...] = (everything(),)
+        self.source_rules = pair.source_rules
 
     def logits(self, request: Request) -> Tensor:
         logits: Tensor = self.pair(request)
@@ -147,6 +163,37 @@ class MemoryMeansOverBatch(Pair):
         return x_BSD - 0.2 * x_BSD.mean(0, keepdim=True)
 
 
+class EncoderIsCausal(Pair):
+    """The decoder's causal mask was handed to the encoder: a slot of the memory knows nothing of what follows."""
+
+    def source_mask(self, sources: int) -> Tensor | None:
+        return torch.ones(sources, sources, dtype=torch.bool).triu(1)
+
+
+class EncoderSeesNeighbours(Pair):
+    """The encoder's window was left at its smallest: a slot knows of the two tokens beside it."""
+
+    def source_mask(self, sources: int) -> Tensor | None:
+        places = torch.arange(sources)
+        return (places[:, None] - places).abs() > 1
+
+
+class StreamingPair(Pair):
+    """The encoder looks two tokens ahead, as one that listens must."""
+
+    source_rules = (lookahead(2),)
+    ahead = 2
+
+    def source_mask(self, sources: int) -> Tensor | None:
+        return torch.ones(sources, sources, dtype=torch.bool).triu(self.ahead + 1)
+
+
+class EncoderListensTooFar(StreamingPair):
+    """An encoder with a right context of two looks three tokens ahead."""
+
+    ahead = 3
+
+
 TWINS = tuple(
     Twin(make, "cross")
     for make in (
@@ -157,5 +204,8 @@ TWINS = tuple(
         LosesTheLastSourceToken,
         FirstSourceForAll,
         MemoryMeansOverBatch,
+        EncoderIsCausal,
+        EncoderSeesNeighbours,
+        EncoderListensTooFar,
     )
 )

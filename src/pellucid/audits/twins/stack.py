@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pellucid.audits.probes.tokens import TokensProbe
 from pellucid.audits.twins.twin import Twin
 from pellucid.probe import Visibility
-from pellucid.visibility import causal, lookahead, prefix, window
+from pellucid.visibility import causal, everything, lookahead, prefix, sinks, window
 
 WIDTH = 16
 
@@ -130,6 +130,89 @@ class PrefixSeesAll(PrefixStack):
         return (back_TT >= 0) | inside_T[:, None]
 
 
+class PrefixLostInOneLayer(PrefixStack):
+    """The second layer forgot the prefix: over both layers together all of it is still reached."""
+
+    def sees(self, back_TT: Tensor, layer: int) -> Tensor:
+        return back_TT >= 0 if layer else super().sees(back_TT, layer)
+
+
+class SinksStack(Stack):
+    """Two layers of a window of three beside two sinks."""
+
+    rules = (causal() & (window(3) | sinks(2)),) * 2
+    width, kept = 3, 2
+
+    def sees(self, back_TT: Tensor, layer: int) -> Tensor:
+        first_T = torch.arange(len(back_TT)) < self.kept
+        return (back_TT >= 0) & ((back_TT < self.width) | first_T)
+
+
+class WindowLostBesideSinks(SinksStack):
+    """The kernel that keeps sinks has no window: everything before is seen."""
+
+    width = 64
+
+
+class WindowWiderBesideSinks(SinksStack):
+    """The window is counted besides the token itself where there are sinks."""
+
+    width = 4
+
+
+class SinksLostInOneLayer(SinksStack):
+    """The second layer has the window alone: through the first one the sinks are reached all the same."""
+
+    def sees(self, back_TT: Tensor, layer: int) -> Tensor:
+        return super().sees(back_TT, layer) & ((back_TT < self.width) | (layer == 0))
+
+
+class PlainStack(Stack):
+    """Two causal layers."""
+
+    rules = (causal(),) * 2
+
+    def sees(self, back_TT: Tensor, layer: int) -> Tensor:
+        return back_TT >= 0
+
+
+class SeesItselfInOneLayer(PlainStack):
+    """The second layer was handed a mask of the diagonal: it mixes nothing."""
+
+    def sees(self, back_TT: Tensor, layer: int) -> Tensor:
+        return back_TT == 0 if layer else back_TT >= 0
+
+
+class WindowNobodyDeclared(PlainStack):
+    """Both layers look four tokens wide, though they are said to see all that came before."""
+
+    def sees(self, back_TT: Tensor, layer: int) -> Tensor:
+        return (back_TT >= 0) & (back_TT < 4)
+
+
+class BothWays(Stack):
+    """An encoder of two layers: everyone sees everyone."""
+
+    rules = (everything(),) * 2
+
+    def sees(self, back_TT: Tensor, layer: int) -> Tensor:
+        return torch.ones_like(back_TT, dtype=torch.bool)
+
+
+class SecondLayerOneWay(BothWays):
+    """The encoder's second layer is causal: over both together all is reached."""
+
+    def sees(self, back_TT: Tensor, layer: int) -> Tensor:
+        return back_TT >= 0 if layer else super().sees(back_TT, layer)
+
+
+class FirstLayerLooksAheadOnly(BothWays):
+    """The encoder's first layer has a causal mask the wrong way round."""
+
+    def sees(self, back_TT: Tensor, layer: int) -> Tensor:
+        return super().sees(back_TT, layer) if layer else back_TT <= 0
+
+
 class RightContext(Stack):
     """One layer that looks four tokens ahead and everything back."""
 
@@ -153,7 +236,14 @@ class RightContextOneLong(RightContext):
 
 
 TWINS = (
-    *(Twin(make, "window") for make in (WindowsSwapped, WindowLostInOneLayer, WindowOneTooNarrow, WindowLeaksTheFirst)),
+    *(
+        Twin(make, "window")
+        for make in (
+            *(WindowsSwapped, WindowLostInOneLayer, WindowOneTooNarrow, WindowLeaksTheFirst),
+            *(WindowLostBesideSinks, WindowWiderBesideSinks, SinksLostInOneLayer),
+            *(SeesItselfInOneLayer, WindowNobodyDeclared, FirstLayerLooksAheadOnly),
+        )
+    ),
     *(
         Twin(make, "prefix")
         for make in (
@@ -163,6 +253,8 @@ TWINS = (
             PrefixSeesAll,
             RightContextOneShort,
             RightContextOneLong,
+            PrefixLostInOneLayer,
+            SecondLayerOneWay,
         )
     ),
 )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pellucid.audits.twins.lm import Answer, Lm
 from pellucid.audits.twins.toy import Slots, Toy, ToyCache
 from pellucid.audits.twins.twin import Twin
 from pellucid.probe import Request
@@ -107,6 +110,48 @@ class WritesIntoTokens(Toy):
         return super().entry(x_BTD, queries, request)
 
 
+class WritesIntoTheMask(Lm):
+    """The caller's mask is inverted in place on its way to a bias."""
+
+    def leave(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
+        mask_BT.sub_(1)
+        return x_BTD
+
+
+class GrowsItsTable(Toy):
+    """Places are looked up in a table that the first request builds; a longer one grows it from one too far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known = torch.zeros(0, dtype=torch.int64)
+
+    def counted_positions(self, queries: Slots) -> Tensor:
+        have, need = len(self.known), int(queries.positions.max()) + 1
+        if need > have:
+            more = torch.arange(have, need) + (have > 0)
+            self.known = torch.cat([self.known, more.clamp(max=self.max_length - 1)])
+        return self.known[queries.positions]
+
+
+@dataclass
+class _WithWhole(Answer):
+    pooler_output: Tensor
+
+
+class PoolsOverPads(Lm):
+    """Beside its scores it gives the mean of each row, over its padding too."""
+
+    def leave(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
+        self._whole_BD = x_BTD.mean(1).detach()
+        return x_BTD
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None
+    ) -> Answer:
+        answer = super().forward(input_ids, attention_mask, position_ids)
+        return _WithWhole(answer.logits, self._whole_BD)
+
+
 class RemembersTheLast(Toy):
     """Something of the last request, kept in an attribute, tints the next answer."""
 
@@ -129,5 +174,7 @@ TWINS = (
             SeesUnusedSlots,
         )
     ),
-    *(Twin(make, "trace") for make in (CountsCalls, WritesIntoTokens, RemembersTheLast)),
+    *(Twin(make, "trace") for make in (CountsCalls, WritesIntoTokens, WritesIntoTheMask, RemembersTheLast)),
+    Twin(GrowsItsTable, "determinism"),
+    Twin(PoolsOverPads, "hidden_rows"),
 )

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pellucid.audits.twins.toy import Toy
+from pellucid.audits.twins.toy import Toy, ToyProbe
 from pellucid.audits.twins.twin import Twin
 from pellucid.probe import Request
 
@@ -79,6 +79,37 @@ class CrossesBorders(Toy):
         return torch.where(learnt, losses, 0.0).sum(), learnt.sum()
 
 
+class EndsArePads(Toy):
+    """Pads have the id of the end token, and whatever has it is no target: true ends are never learnt."""
+
+    end = 12
+
+    def loss(self, request: Request) -> tuple[Tensor, Tensor]:
+        return super().loss(request.with_targets(request.learnt & (request.tokens != self.end)))
+
+    def probe(self) -> ToyProbe:
+        probe = super().probe()
+        probe.end_tokens = (self.end,)
+        return probe
+
+
+class LosesChunkBorders(Toy):
+    """The loss is taken in chunks of eight slots, and each loses its last prediction."""
+
+    def loss(self, request: Request) -> tuple[Tensor, Tensor]:
+        border_T = torch.arange(request.shape[1]) % 8 == 0
+        return super().loss(request.with_targets(request.learnt & ~border_T))
+
+
+class ForgetsTheLastDocument(Toy):
+    """The last of several documents in a row is never learnt."""
+
+    def loss(self, request: Request) -> tuple[Tensor, Tensor]:
+        last_B1 = request.segments.amax(1, keepdim=True)
+        behind = (request.segments == last_B1) & (last_B1 > 1)
+        return super().loss(request.with_targets(request.learnt & ~behind))
+
+
 class NothingIsNaN(Toy):
     """A mean over nothing is taken on the way: 0 / 0."""
 
@@ -97,6 +128,9 @@ TWINS = tuple(
         IgnoresTokenZero,
         LearnsPads,
         CrossesBorders,
+        EndsArePads,
+        LosesChunkBorders,
+        ForgetsTheLastDocument,
         NothingIsNaN,
     )
 )

@@ -31,7 +31,7 @@ def refusal(call: Call) -> str | None:
         return "ragged takes no bias"
     if call.rule.by_slots:
         return "ragged cannot cut a given mask into documents"
-    return sdpa.refusal(call)
+    return sdpa.refusal(call, "ragged")
 
 
 def pays(call: Call) -> bool:
@@ -48,7 +48,8 @@ def attend(call: Call) -> Tensor:
     """As the reference, one document at a time."""
     why = refusal(call)
     if why:
-        raise UnsupportedError(f"{why}; use backend='sdpa', 'reference' or 'auto'")
+        others = "'sdpa', 'reference'" if sdpa.refusal(call) is None else "'reference'"
+        raise UnsupportedError(f"{why}; use backend={others} or 'auto'")
     plan, _ = call.queries.once(("ragged", id(call.keys)), lambda: (_plan(call.queries, call.keys), call.keys))
     q_pieces = _cut(call.q, plan.queries)
     k_pieces, v_pieces = _cut(call.k, plan.keys), _cut(call.v, plan.keys)

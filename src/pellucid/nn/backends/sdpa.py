@@ -19,12 +19,12 @@ from pellucid.visibility import Coordinates, Rule, everything
 from pellucid.visibility.rules import is_everything, is_plain_causal
 
 
-def refusal(call: Call) -> str | None:
-    """Why this backend cannot do what is asked (None: it can)."""
+def refusal(call: Call, name: str = "sdpa") -> str | None:
+    """Why this backend, or the one of another ``name`` that is made of it, cannot do what is asked (None: it can)."""
     if call.softcap is not None:
-        return "sdpa has no softcap"
+        return f"{name} has no softcap"
     if call.sink_logits is not None:
-        return "sdpa has no sink logits"
+        return f"{name} has no sink logits"
     return None
 
 

@@ -1,0 +1,150 @@
+"""The encoder of an encoder–decoder alone: what a token of the source moves in the memory that the decoder reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from pellucid.audits.method.alone import Alone, held_alone, status_of_unseen
+from pellucid.audits.method.bench import Bench
+from pellucid.audits.method.expected import expected_flow
+from pellucid.audits.method.hooks import output_of
+from pellucid.audits.method.judge import Index, finding
+from pellucid.audits.method.layers import LayerFlow, source_flows, source_layers
+from pellucid.audits.method.measure import Reading, Run, moved, scale_of
+from pellucid.errors import PellucidError
+from pellucid.probe import Request
+from pellucid.records import Finding, Where
+
+CASE = "encoder"
+_LENGTHS = (16, 8, 6)
+_TARGET = 3  # tokens: another number than any source has
+_DRAWS = 6
+
+
+def encoder_held(bench: Bench, check: str) -> Iterator[Finding]:
+    """Whether the memory, and each layer of the encoder, is moved by what the source's rules show and no more."""
+    if not getattr(bench.probe, "source_rules", ()):
+        return
+    names, _ = source_layers(bench)
+    memory = bench.probe.memory_name or (names[-1] if names else None)
+    if memory is None:
+        message = "where the encoder's memory is cannot be told from outside: give the probe a memory_name"
+        yield Finding(check, "not_applicable", message, CASE)
+        return
+    length = _length(bench, memory)
+    if length is None:
+        message = f"{memory} gives no memory with one slot for each token of the source"
+        yield Finding(check, "not_applicable", message, CASE)
+        return
+    yield _memory(bench, check, memory, length)
+    if names:
+        yield _layers(bench, check, length)
+
+
+def _length(bench: Bench, memory: str) -> int | None:
+    """The longest source that it takes and answers slot by slot."""
+    for length in _LENGTHS:
+        request = Request.from_pairs([bench.tokens(length)], [bench.tokens(_TARGET)])
+        try:
+            found = output_of(bench.native, memory, request)
+        except (IndexError, RuntimeError, ValueError, AssertionError, PellucidError):
+            continue
+        if found is not None and found.dim() == 3 and {1, length} <= {*found.shape[:2]}:
+            return length
+    return None
+
+
+class _Memory:
+    """One source beside copies in which one token each is another."""
+
+    def __init__(self, bench: Bench, name: str, length: int) -> None:
+        self.name, self.length = name, length
+        source, target = bench.tokens(length), bench.tokens(_TARGET)
+        changed = [[*source[:j], bench.other(source[j]), *source[j + 1 :]] for j in range(length)]
+        # one row more than slots: who is who is told by the shape
+        self.before = Request.from_pairs([source] * (length + 1), [target] * (length + 1))
+        self.after = Request.from_pairs([*changed, source], [target] * (length + 1))
+
+    def read(self, run: Run) -> Reading:
+        """``sizes[slot, token]``."""
+        before_BSD, after_BSD = (self._rows_first(run, request) for request in (self.before, self.after))
+        return Reading(run, moved(before_BSD, after_BSD)[:-1].T, scale_of(before_BSD))
+
+    def _rows_first(self, run: Run, request: Request) -> Tensor:
+        found = output_of(run, self.name, request)
+        assert found is not None
+        return found if found.shape[0] == self.length + 1 else found.transpose(0, 1)
+
+
+def _memory(bench: Bench, check: str, name: str, length: int) -> Finding:
+    """The whole encoder."""
+    measure = _Memory(bench, name, length)
+    may_SS = _composed(bench, length)
+    readings = bench.read(measure.read)
+    hidden = [Reading(r.run, torch.where(may_SS, 0.0, r.sizes), r.scale) for r in readings]
+
+    def place(run: Run, index: Index) -> tuple[Where, str]:
+        del run
+        query, key = index
+        return Where(0, query, key), f"slot {query} of the memory moves with token {key} of the source, " + (
+            f"{_side(query, key)}, which the encoder's rules hide"
+        )
+
+    shown = int(may_SS.sum())
+    good = f"a token of the source moves the {shown} slots of the memory that it may, and no other"
+    result = finding(bench, check, CASE, hidden, bits=True, good=good, place=place)
+    if result.status != "pass" or not _declared(bench):
+        return result
+    unseen = _unseen(bench, name, length, readings, may_SS)
+    if not unseen:
+        return result
+    query, key = unseen[0]
+    message = f"slot {query} of the memory does not move with token {key} of the source, {_side(query, key)}, "
+    message += f"which the encoder's rules show ({len(unseen)} such pairs)"
+    status = status_of_unseen(bench, readings[-1])
+    return Finding(check, status, message, CASE, Where(0, query, key), 0.0, "no bit of it moved")
+
+
+def _unseen(bench: Bench, name: str, length: int, readings: Sequence[Reading], may_SS: Tensor) -> list[list[int]]:
+    """Pairs that the rules show and in which nothing moved, whatever was drawn."""
+    unseen_SS = may_SS & (readings[-1].sizes == 0)
+    for _ in range(1, _DRAWS):
+        if not bool(unseen_SS.any()):
+            break
+        unseen_SS &= _Memory(bench, name, length).read(bench.runs[-1]).sizes == 0
+    return unseen_SS.nonzero().tolist()
+
+
+def _composed(bench: Bench, length: int) -> Tensor:
+    """``Bool[S, S]``: what the rules of all the encoder's layers show together."""
+    return expected_flow(source_layers(bench)[1], Request.from_rows([bench.tokens(length)]))[0]
+
+
+def _layers(bench: Bench, check: str, length: int) -> Finding:
+    """Each layer of the encoder."""
+    target = bench.tokens(_TARGET)
+
+    def watch() -> list[Alone]:
+        def ask(draw: int, keys: Sequence[int]) -> list[LayerFlow]:
+            return source_flows(bench, target, bench.tokens(length), keys, draw)
+
+        return [Alone(bench, ask, range(length))]
+
+    good = "each layer of the encoder, looked at alone, sees what its rule shows and nothing else"
+    return held_alone(bench, watch, _others, check, "encoder, each layer", good, _declared(bench))
+
+
+def _others(may_SS: Tensor) -> Tensor:
+    return ~torch.eye(len(may_SS), dtype=torch.bool)
+
+
+def _declared(bench: Bench) -> bool:
+    """Whether the encoder's rules are stated; where they are assumed, seeing less is no fault."""
+    return bench.probe.declared and getattr(bench.probe, "source_declared", True)
+
+
+def _side(query: int, key: int) -> str:
+    return "its own" if query == key else f"{query - key} back" if key < query else f"{key - query} ahead"
