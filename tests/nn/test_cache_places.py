@@ -45,9 +45,9 @@ GROWN = {
 def test_told_is_read_chunk_after_chunk_and_after_every_change(grown):
     for keep in (0, 1, 2, 3, 4, -1, -2):
         cache = empty()
-        for chunk in GROWN[grown]:
-            queries, _ = take(cache, chunk)
-            assert (queries.positions[~queries.real] == 0).all() or queries is chunk
+        for given in GROWN[grown]:
+            queries, _ = take(cache, given)
+            assert (queries.positions[~queries.real] == 0).all() or queries is given
         copy = cache.snapshot()
         assert copy.layout == cache.layout
         cache.crop(keep)

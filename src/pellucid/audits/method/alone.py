@@ -133,7 +133,7 @@ def layer_held(
     wide = flow.leaks(bench, among_TT)
     if wide:
         query, key = wide[0]
-        message = f"{flow.name} lets token {key} through to query {query}, {_side(query, key)}, "
+        message = f"{flow.name} lets token {key} through to query {query}, {side_of(query, key)}, "
         far = back is not None and query - key > back
         message += f"but may look {back} back" if far else "which its rule hides"
         return Finding(check, "leak", message, case, Where(0, query, key), float(flow.reading.sizes[query, key]))
@@ -141,14 +141,15 @@ def layer_held(
     if not unseen:
         return None
     query, key = unseen[0]
-    message = f"{flow.name} does not see token {key} from query {query}, {_side(query, key)}, which its rule shows"
+    message = f"{flow.name} does not see token {key} from query {query}, {side_of(query, key)}, which its rule shows"
     decided = "no bit of its output moved"
     status = status_of_unseen(bench, Reading(flow.reading.run, _apart(flow), flow.reading.scale))
     return Finding(check, status, message, case, Where(0, query, key), 0.0, decided)
 
 
-def _side(query: int, key: int) -> str:
-    return f"{query - key} back" if key < query else f"{key - query} ahead"
+def side_of(query: int, key: int) -> str:
+    """Where a key stands, in words."""
+    return "its own" if query == key else f"{query - key} back" if key < query else f"{key - query} ahead"
 
 
 def status_of_unseen(bench: Bench, reading: Reading) -> Status:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from pellucid.audits.method.alone import Alone, held_alone, status_of_unseen
+from pellucid.audits.method.alone import Alone, held_alone, side_of, status_of_unseen
 from pellucid.audits.method.bench import Bench
 from pellucid.audits.method.expected import expected_flow
 from pellucid.audits.method.hooks import output_of
@@ -90,7 +90,7 @@ def _memory(bench: Bench, check: str, name: str, length: int) -> Finding:
         del run
         query, key = index
         return Where(0, query, key), f"slot {query} of the memory moves with token {key} of the source, " + (
-            f"{_side(query, key)}, which the encoder's rules hide"
+            f"{side_of(query, key)}, which the encoder's rules hide"
         )
 
     shown = int(may_SS.sum())
@@ -102,7 +102,7 @@ def _memory(bench: Bench, check: str, name: str, length: int) -> Finding:
     if not unseen:
         return result
     query, key = unseen[0]
-    message = f"slot {query} of the memory does not move with token {key} of the source, {_side(query, key)}, "
+    message = f"slot {query} of the memory does not move with token {key} of the source, {side_of(query, key)}, "
     message += f"which the encoder's rules show ({len(unseen)} such pairs)"
     status = status_of_unseen(bench, readings[-1])
     return Finding(check, status, message, CASE, Where(0, query, key), 0.0, "no bit of it moved")
@@ -144,7 +144,3 @@ def _others(may_SS: Tensor) -> Tensor:
 def _declared(bench: Bench) -> bool:
     """Whether the encoder's rules are stated; where they are assumed, seeing less is no fault."""
     return bench.probe.declared and getattr(bench.probe, "source_declared", True)
-
-
-def _side(query: int, key: int) -> str:
-    return "its own" if query == key else f"{query - key} back" if key < query else f"{key - query} ahead"

@@ -16,7 +16,7 @@ def frequencies(size: int, base: float, device: torch.device | None = None) -> F
 
 
 def refuse_misplaced(x_BT: Tensor, coordinates: Coordinates) -> None:
-    """Raises ShapeError where ``x`` has not one place a token: places would be spread over tokens, or tokens over them."""
+    """Raises ShapeError where ``x`` has not one place a token: either would be spread over the other."""
     if tuple(x_BT.shape[:2]) != coordinates.shape:
         raise ShapeError(
             f"x has {tuple(x_BT.shape[:2])} rows and tokens, but its coordinates are {coordinates.shape}; give one "

@@ -126,7 +126,7 @@ class Alibi(nn.Module):
 def _slopes(heads: int, most: float) -> tuple[float, ...]:
     power = 1 << (heads.bit_length() - 1)
     slopes = [2.0 ** (-most * h / power) for h in range(1, power + 1)]
-    between = [2.0 ** (-most * h / (2 * power)) for h in range(1, 2 * (heads - power), 2)]
+    between = [2.0 ** (-most * (h - 0.5) / power) for h in range(1, heads - power + 1)]
     return tuple(slopes + between)
 
 
