@@ -23,7 +23,17 @@ def _seeded():
 
 @pytest.fixture
 def our_checks_only():
-    """For tests of our own error messages: what users see, who have no annotations checked."""
+    """For tests of our own error messages, and long ones: what users see, who have no annotations checked."""
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+WHOLE = {"audits", "checkpoints", "cli", "docs", "examples", "generation", "training"}
+"""Rooms whose tests run whole models again and again. Shapes are checked where their parts are tested."""
+
+
+@pytest.fixture(autouse=True)
+def _whole_models_at_their_own_pace(request):
+    if request.path.relative_to(request.config.rootpath / "tests").parts[0] in WHOLE:
+        request.getfixturevalue("our_checks_only")

@@ -75,11 +75,12 @@ def test_every_verb_takes_a_run_and_its_pointers(tmp_path: Path, capsys: Capture
         there = str(tmp_path / name)
         assert main(["show", there, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["path"].endswith(f"step-0000000{step}")
-        assert main(["generate", there, "to be", "--max-new-tokens", "2"]) == 0
-        assert main(["verify", there, "--level", "headers"]) == 0
         assert main(["draw", there, "-o", str(tmp_path / "mask.svg")]) == 0
-        assert main(["audit", there, "--checks", "trace"]) == 0
         capsys.readouterr()
+    assert main(["generate", str(run), "to be", "--max-new-tokens", "2"]) == 0
+    assert main(["verify", str(run / "last"), "--level", "headers"]) == 0
+    assert main(["audit", str(run / "best"), "--checks", "dropout"]) == 0
+    capsys.readouterr()
     (run / "best").write_text("../../elsewhere")
     for verb in (["show"], ["generate"], ["verify"], ["draw"], ["audit"]):
         words = {"generate": ["x"], "draw": ["-o", str(tmp_path / "mask.svg")]}.get(verb[0], [])

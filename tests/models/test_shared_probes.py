@@ -14,6 +14,7 @@ from pellucid.errors import UnsupportedError
 from pellucid.models import Decoder, EncoderDecoder, ModelConfig
 
 OF_DOCUMENTS = ("sequence_classification", "regression", "sentence_embedding")
+pytestmark = pytest.mark.usefixtures("our_checks_only")  # many whole models
 each = pytest.mark.parametrize("words", SPREAD.values(), ids=SPREAD)
 
 

@@ -7,6 +7,7 @@ import copy
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "pellucid"
@@ -77,8 +78,13 @@ class Mutant:
         return f"{self.file} {self.function}: {self.before} -> {self.after}{again}"
 
 
-def mutants(file: str) -> Iterator[Mutant]:
+@cache
+def mutants(file: str) -> tuple[Mutant, ...]:
     """All mutants of one file, in the order of its lines."""
+    return tuple(_mutants(file))
+
+
+def _mutants(file: str) -> Iterator[Mutant]:
     tree = ast.parse((SOURCE / file).read_text(encoding="utf-8"))
     alike: Counter[tuple[str, str, str]] = Counter()
     for function, node in _nodes(tree):
