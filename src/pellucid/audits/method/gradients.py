@@ -49,11 +49,15 @@ def tolerance_of(run: Run) -> float:
 
 
 def first_difference(run: Run, want: Gradients, got: Gradients) -> tuple[str, float] | None:
-    """The first weight whose two gradients differ beyond rounding, and by how much."""
+    """The first weight whose two gradients differ beyond rounding, and by how much.
+
+    A gradient that is 0 by its definition, such as that of a bias of all keys, is nothing but the rounding of others.
+    """
     tolerance = tolerance_of(run)
+    noise = (run.rounding + run.noise) * max((scale_of(expected) for expected in want.values()), default=0.0)
     for name, expected in want.items():
         size = float(torch.dist(got[name], expected, float("inf"))) if expected.numel() else 0.0
-        if not size <= tolerance * scale_of(expected):
+        if not size <= max(tolerance * scale_of(expected), noise):
             return name, size
     return None
 

@@ -18,7 +18,7 @@ SPECIAL: dict[Any, Any] = {
         "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0},
         "ffn_config": {"ffn_hidden_size": 48},
     },
-    "doge": {"keep_window_size": 4},
+    "doge": {"keep_window_size": 64},  # of keys that first weights make all alike the kept ones are arbitrary
     "dory": {"n_input_layers": 1, "n_recurrent_layers": 2, "n_output_layers": 1},
     "emu3": _IDS,
     "esm": {"pad_token_id": 1, "mask_token_id": 118},
