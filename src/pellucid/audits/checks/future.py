@@ -145,7 +145,7 @@ def gradient_kept(bench: Bench, flow: MeasuredFlow, among_TT: Tensor, check: str
 def _shorter(bench: Bench, changes: Changes) -> Finding:
     """A row that ends earlier: how many tokens follow is news from the future too."""
     row = changes.base
-    case, cuts = "cut short", [cut + 1 for cut in inside(len(row), 3)[: 3 if len(row) <= _SHORT else 2]]
+    case, cuts = "cut short", [cut + 1 for cut in inside(len(row), 3 if len(row) <= _SHORT else 1)]
 
     def measure(run: Run) -> Reading:
         whole, sizes_CT = changes.unchanged(run, 1), torch.zeros(len(cuts), len(row), dtype=torch.float64)
