@@ -20,15 +20,7 @@ from torch import nn
 from pellucid.generation.decode import FinishReason, Generated
 from pellucid.generation.params import BeamParams
 from pellucid.generation.passes import Passes
-from pellucid.generation.requests import (
-    Ids,
-    check_angles,
-    check_lists,
-    check_model,
-    check_prompt,
-    check_sources,
-    vocabulary,
-)
+from pellucid.generation.requests import Ids, check_lists, check_requests
 from pellucid.generation.sampling import checked, nothing_possible
 from pellucid.shapes import Float, Tensor
 
@@ -56,13 +48,8 @@ def beam_search(
     their own caches and sources.
     """
     check_lists("prompts", prompts)
-    check_model(model)
-    size = vocabulary(model, vocab_size)
-    for index, prompt in enumerate(prompts):
-        check_prompt(model, index, prompt, size, params.stop_ids, params.max_new_tokens)
-        if use_cache:
-            check_angles(model, index, prompt, params.max_new_tokens)
-    check_sources(model, len(prompts), sources, size)
+    each = [params] * len(prompts)
+    size = check_requests(model, prompts, each, sources, vocab_size=vocab_size, use_cache=use_cache)
     if not prompts:
         return []
     passes = Passes(model, prompts, sources, new=params.max_new_tokens, use_cache=use_cache)

@@ -12,15 +12,7 @@ from torch import nn
 from pellucid.errors import InputError
 from pellucid.generation.params import GenerationParams
 from pellucid.generation.passes import Passes
-from pellucid.generation.requests import (
-    Ids,
-    check_angles,
-    check_lists,
-    check_model,
-    check_prompt,
-    check_sources,
-    vocabulary,
-)
+from pellucid.generation.requests import Ids, check_lists, check_requests
 from pellucid.generation.sampling import Choice, choose
 from pellucid.shapes import Tensor
 
@@ -101,11 +93,11 @@ def decode(
     again: slower, the same numbers.
     """
     rows = _rows(prompts, params)
-    check_model(model)
-    size = vocabulary(model, vocab_size)
-    _check(model, rows, sources, size, ends_row is not None)
-    for index, row in enumerate(rows if use_cache else ()):
-        check_angles(model, index, row.tokens, row.params.max_new_tokens)
+    tokens, each = [row.tokens for row in rows], [row.params for row in rows]
+    size = check_requests(model, tokens, each, sources, vocab_size=vocab_size, use_cache=use_cache)
+    texts = next((own.stop for own in each if own.stop and ends_row is None), ())
+    if texts:
+        raise InputError(f"stop texts {list(texts)} need text; call generate or stream, or use stop_ids")
     return _steps(model, rows, sources, size, use_cache, ends_row)
 
 
@@ -149,11 +141,11 @@ def generate_ids(
     vocab_size: int | None = None,
 ) -> list[Generated]:
     """:func:`decode` to the end."""
-    check_lists("prompts", prompts)
+    steps = decode(model, prompts, params, sources=sources, use_cache=use_cache, vocab_size=vocab_size)
     tokens: list[list[int]] = [[] for _ in prompts]
     logprobs: list[list[float]] = [[] for _ in prompts]
     reasons: list[FinishReason] = ["length" for _ in prompts]
-    for step in decode(model, prompts, params, sources=sources, use_cache=use_cache, vocab_size=vocab_size):
+    for step in steps:
         for row, (token, logprob, reason) in enumerate(zip(step.tokens, step.logprobs, step.finished, strict=True)):
             if token is not None and logprob is not None:
                 tokens[row].append(token)
@@ -181,11 +173,3 @@ def _generator(seed: int | None) -> torch.Generator:
     else:
         generator.manual_seed(seed)
     return generator
-
-
-def _check(model: nn.Module, rows: list[_Row], sources: Sequence[Ids] | None, size: int, asks: bool) -> None:
-    for index, row in enumerate(rows):
-        check_prompt(model, index, row.tokens, size, row.params.stop_ids, row.params.max_new_tokens)
-        if row.params.stop and not asks:
-            raise InputError(f"stop texts {list(row.params.stop)} need text; call generate or stream, or use stop_ids")
-    check_sources(model, len(rows), sources, size)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from torch import nn
 
 from pellucid.errors import InputError, LengthError, UnsupportedError
+from pellucid.generation.params import BeamParams, GenerationParams
 
 Ids = Sequence[int]
 
@@ -26,7 +27,27 @@ def check_lists(what: str, rows: Sequence[Ids]) -> None:
             )
 
 
-def check_model(model: nn.Module) -> None:
+def check_requests(
+    model: nn.Module,
+    prompts: Sequence[Ids],
+    params: Sequence[GenerationParams | BeamParams],
+    sources: Sequence[Ids] | None,
+    *,
+    vocab_size: int | None,
+    use_cache: bool,
+) -> int:
+    """Refuse what ``model`` cannot answer; ``params`` has one for each prompt. Gives how many ids may be chosen."""
+    _check_model(model)
+    size = _vocabulary(model, vocab_size)
+    for index, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
+        _check_prompt(model, index, prompt, size, own.stop_ids, own.max_new_tokens)
+        if use_cache:
+            _check_angles(model, index, prompt, own.max_new_tokens)
+    _check_sources(model, len(prompts), sources, size)
+    return size
+
+
+def _check_model(model: nn.Module) -> None:
     """Refuse a model that cannot go on from a text, or would not answer the same twice."""
     way = "use a decoder or an encoder-decoder with a language-model head"
     if not callable(getattr(model, "new_cache", None)):
@@ -38,7 +59,7 @@ def check_model(model: nn.Module) -> None:
         raise InputError("the model is in training mode, where dropout would change its answers; call model.eval()")
 
 
-def vocabulary(model: nn.Module, asked: int | None) -> int:
+def _vocabulary(model: nn.Module, asked: int | None) -> int:
     """How many ids may be chosen: those of the model's table, or the first ``asked`` of them."""
     held = int(model.config.vocab_size)  # type: ignore[union-attr, arg-type]
     if asked is not None and not 1 <= asked <= held:
@@ -46,7 +67,7 @@ def vocabulary(model: nn.Module, asked: int | None) -> int:
     return held if asked is None else asked
 
 
-def check_prompt(model: nn.Module, index: int, prompt: Ids, size: int, stop_ids: Iterable[int], new: int) -> None:
+def _check_prompt(model: nn.Module, index: int, prompt: Ids, size: int, stop_ids: Iterable[int], new: int) -> None:
     """Refuse a prompt that is empty, of other ids, or without room for ``new`` tokens."""
     _check_ids("prompt", index, prompt, size, "the BOS id")
     far = [token for token in stop_ids if token >= size]
@@ -55,7 +76,7 @@ def check_prompt(model: nn.Module, index: int, prompt: Ids, size: int, stop_ids:
     _check_length(index, len(prompt), new, model.max_length)  # type: ignore[arg-type]
 
 
-def check_angles(model: nn.Module, index: int, prompt: Ids, new: int) -> None:
+def _check_angles(model: nn.Module, index: int, prompt: Ids, new: int) -> None:
     """Refuse to go on from a cache where a longer document turns by other angles than the keys that are held."""
     crosses = getattr(model, "crosses", None)
     end = len(prompt) + new - 1  # the last token is never read
@@ -71,7 +92,7 @@ def reads_sources(model: nn.Module) -> bool:
     return hasattr(model, "max_source_length")
 
 
-def check_sources(model: nn.Module, prompts: int, sources: Sequence[Ids] | None, size: int) -> None:
+def _check_sources(model: nn.Module, prompts: int, sources: Sequence[Ids] | None, size: int) -> None:
     """Refuse sources that the model does not read, lacks, or cannot place."""
     if not reads_sources(model):
         if sources is not None:

@@ -7,9 +7,10 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pellucid.audits.method.bench import Bench
+from pellucid.audits.method.hooks import outputs_of
 from pellucid.audits.method.judge import Verdict, judge
 from pellucid.audits.method.measure import Reading, Run, scale_of
 from pellucid.audits.method.rows import rows_of
@@ -73,15 +74,8 @@ def _moved(run: Run, name: str, rows: list[list[int]], side: Side) -> Reading:
 
 def _pooled_of(run: Run, request: Request) -> Pooled:
     """Float tensors ``[B, D]`` of the module's answer, by name."""
-    outputs: list[Any] = []
-    module = run.probe.module
-    assert isinstance(module, nn.Module)
-    handle = module.register_forward_hook(lambda *given: outputs.append(given[2]))
-    try:
-        run.logits(request)
-    finally:
-        handle.remove()
-    found = _named(outputs[-1]) if outputs else {}
+    outputs = outputs_of(run, "", request, _named)
+    found = outputs[-1] if outputs else {}
     return {
         name: value.detach().cpu()
         for name, value in found.items()

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from pellucid.audits.method.measure import Run, moved, scale_of
 from pellucid.probe import Request
+
+Kept = TypeVar("Kept")
 
 
 class Taken:
@@ -112,19 +114,26 @@ def memory_changed(run: Run) -> Iterator[None]:
 
 def output_of(run: Run, name: str, request: Request) -> Tensor | None:
     """What the submodule ``name`` gives in a run: its first tensor, on the host. None: it gives none."""
-    assert run.probe.module is not None
-    given: list[Tensor | None] = []
 
-    def note(_module: nn.Module, _args: Any, output: Any) -> None:
+    def kept(output: Any) -> Tensor | None:
         first = _first(output)
-        given.append(None if first is None else first.detach().cpu().clone())
+        return None if first is None else first.detach().cpu().clone()
 
-    handle = run.probe.module.get_submodule(name).register_forward_hook(note)
+    given = outputs_of(run, name, request, kept)
+    return given[-1] if given else None
+
+
+def outputs_of(run: Run, name: str, request: Request, kept: Callable[[Any], Kept]) -> list[Kept]:
+    """What is ``kept`` of each output of the submodule ``name`` (empty: of the whole) in a run."""
+    assert run.probe.module is not None
+    given: list[Kept] = []
+    part = run.probe.module.get_submodule(name)
+    handle = part.register_forward_hook(lambda _module, _args, output: given.append(kept(output)))
     try:
         run.logits(request)
     finally:
         handle.remove()
-    return given[-1] if given else None
+    return given
 
 
 def _with_first(output: Any, first: Tensor) -> Any:

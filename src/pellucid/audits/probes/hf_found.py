@@ -114,6 +114,26 @@ def on_purpose(error: Exception) -> bool:
     return bool(frames) and re.search(r"\b(raise|assert)\b", frames[-1].line or "") is not None
 
 
+def sides_taken(said: object, raised: Callable[[Side], str | None]) -> tuple[tuple[Side, ...], dict[str, str]]:
+    """The sides on which padding is taken, and what is ``raised`` on the others; ``said`` is the target's own word.
+
+    Where there is no side, padding as such is refused.
+    """
+    sides: list[Side] = []
+    refused: dict[str, str] = {}
+    for side in ("right", "left", "both"):
+        if said in ("right", "left") and side != said:
+            continue
+        error = raised(side)
+        if error is None:
+            sides.append(side)
+        else:
+            refused[side] = error
+    if not sides:
+        refused["padding"] = next(iter(refused.values()))
+    return tuple(sides), refused
+
+
 def described(error: BaseException) -> str:
     return f"{type(error).__name__}: {one_line(error)}"
 

@@ -25,6 +25,7 @@ from pellucid.audits.probes.hf_found import (
     raised_by,
     remembers,
     replaced,
+    sides_taken,
     tried,
     worked,
 )
@@ -138,20 +139,14 @@ class _Tries:
         slots = min(5, len(self.row))
         rows = [self.row[: slots - 1], self.row[:1]]
         said = getattr(self.probe.module, "padding_side", None) or getattr(self.config, "padding_side", None)
-        sides: list[Side] = []
-        refused: dict[str, str] = {}
-        for side in ("right", "left", "both"):
-            if said in ("right", "left") and side != said:
-                continue  # its own declaration
+
+        def raised(side: Side) -> str | None:
             request = Request.from_rows(rows, side=side, length=slots)
             error = raised_by(partial(self.scores, request)) if slots > 1 else None
-            if error is not None and on_purpose(error):
-                refused[side] = described(error)
-            else:
-                sides.append(side)
-        if not sides and refused:
-            refused["padding"] = next(iter(refused.values()))
-        return replace(found, sides=tuple(sides), refused=refused)
+            return described(error) if error is not None and on_purpose(error) else None
+
+        sides, refused = sides_taken(said, raised)
+        return replace(found, sides=sides, refused=refused)
 
     def padding(self, found: Found) -> Found:
         """A class that counts slots itself, or counts by pad ids, is padded as its users must."""

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from pellucid.audits.method.care import left_as_found
-from pellucid.audits.probes.hf_found import close, described, replaced
+from pellucid.audits.probes.hf_found import close, described, replaced, sides_taken
 from pellucid.audits.probes.labels import NAMES
 from pellucid.audits.probes.tokens import TokensProbe
 from pellucid.errors import InputError
-from pellucid.probe import Capability, Request, Side, Visibility
+from pellucid.probe import Capability, Request, Visibility
 
 ALL_ONES = "with an all-ones mask"
 MASK, POSITIONS = "attention_mask", "position_ids"
@@ -114,22 +114,14 @@ class NamedProbe(TokensProbe):
         """Whether it takes padding, and on which sides: not where it raises, nor where it says so itself."""
         slots = next((n for n in (5, 3) if self._works(Request.from_rows([[1, 0, 1, 0, 1][:n]]))), 2)
         rows = [[1, 0, 1, 0][: slots - 1], [1]]
-        said = getattr(self.module, "padding_side", None)
-        sides: list[Side] = []
-        refused: dict[str, str] = {}
-        for side in ("right", "left", "both"):
-            if said in ("right", "left") and side != said:
-                continue
-            raised = self._raised(Request.from_rows(rows, side=side, length=slots))
-            if raised is None:
-                sides.append(side)
-            else:
-                refused[side] = raised
-        self.refused = refused | ({} if sides else {"padding": next(iter(refused.values()), "")})
+        sides, self.refused = sides_taken(
+            getattr(self.module, "padding_side", None),
+            lambda side: self._raised(Request.from_rows(rows, side=side, length=slots)),
+        )
         if "right" in sides and "left" in sides and self._counts_slots(rows[0], slots):
             self.shifted = tuple(side for side in sides if side != "right")
-            sides = ["right"]
-        self.sides = tuple(sides) or ("right",)
+            sides = ("right",)
+        self.sides = sides or ("right",)
         return bool(sides)
 
     def _counts_slots(self, row: list[int], slots: int) -> bool:

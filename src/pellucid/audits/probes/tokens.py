@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import partial
 from typing import Any, cast
 
@@ -136,10 +136,8 @@ class TokensProbe(Probe):
         logits = self._called(tokens_BT, **self._try_arguments(tokens_BT))
         if logits.shape[:2] != tokens_BT.shape and self._label_name is not None and self._always is None:
             self._always = self._label_name
-            try:
+            with suppress(Exception, SystemExit):  # anybody's code: then it stays as it was
                 logits = self._called(tokens_BT, **self._try_arguments(tokens_BT))
-            except (Exception, SystemExit):  # noqa: BLE001 (anybody's code: it stays as it was)
-                self._always = None
             if logits.shape[:2] != tokens_BT.shape:
                 self._always = None
         if logits.dim() != 3 or logits.shape[:2] != tokens_BT.shape:
