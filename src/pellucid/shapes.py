@@ -27,10 +27,10 @@ from collections.abc import Sequence
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-__all__ = ["Bool", "Float", "Int", "Tensor", "spreads"]
+__all__ = ["Bool", "Float", "Int", "Tensor", "broadcasts_to"]
 
 
-def spreads(shape: Sequence[int], want: Sequence[int]) -> bool:
+def broadcasts_to(shape: Sequence[int], want: Sequence[int]) -> bool:
     """Whether a tensor of ``shape`` broadcasts to ``want`` and no further: axes of 1 grow, those of ``want`` do not."""
     return len(shape) <= len(want) and all(
         got in (1, wanted) for got, wanted in zip(reversed(shape), reversed(want), strict=False)

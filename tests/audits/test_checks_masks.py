@@ -10,7 +10,7 @@ from pellucid.audits.twins.lm import Lm, LmProbe
 from pellucid.audits.twins.masks import Encoder, EncoderProbe
 from pellucid.audits.twins.modes import Recurrent
 from pellucid.errors import UnsupportedError
-from pellucid.visibility import causal, chunk, everything
+from pellucid.visibility import causal, chunk, full
 
 
 def found(target, check, **how):
@@ -167,7 +167,7 @@ def test_upside_down_is_told_from_a_leak():
 
 
 def test_rules_without_a_direction_are_not_applicable():
-    probe = TokensProbe(nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 9)), rules=[everything()])
+    probe = TokensProbe(nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 9)), rules=[full()])
     assert found(probe, "polarity")["rules"].status == "not_applicable"
 
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from helpers.plain_model import Convolution, Experts, HalfPrecise, PlainModel, PlainProbe, Recurrent
 from pellucid.audits import CHECKS, TokensProbe, Toy, audit
-from pellucid.visibility import causal, everything, window
+from pellucid.visibility import causal, full, window
 
 
 @pytest.mark.parametrize(
@@ -73,6 +73,6 @@ def test_a_module_that_casts_to_float32_inside_is_not_accused():
 
 def test_nothing_to_hide_is_not_applicable():
     model = nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 9))
-    report = audit(probe=TokensProbe(model, rules=[everything()]), checks=["future"])
+    report = audit(probe=TokensProbe(model, rules=[full()]), checks=["future"])
     assert report.verdicts == {"future": "not_applicable"}
-    assert "everything()" in report.findings[0].message
+    assert "full()" in report.findings[0].message

@@ -11,7 +11,7 @@ from pellucid.audits.method.changes import telling
 from pellucid.audits.method.flow import flow_of
 from pellucid.audits.method.measure import Reading
 from pellucid.probe import Request
-from pellucid.visibility import causal, everything, window
+from pellucid.visibility import causal, full, window
 
 
 class Leaky(nn.Module):
@@ -46,7 +46,7 @@ def test_composed_flow_is_written_out():
         [0, 0, 0, 0, 1, 1, 0],
         [0, 0, 0, 0, 0, 0, 0],
     ]
-    assert expected_flow([causal(), everything()], request)[0, :4, :4].all()
+    assert expected_flow([causal(), full()], request)[0, :4, :4].all()
 
 
 def test_a_mask_that_breaks_its_own_bounds_is_not_believed():

@@ -209,7 +209,7 @@ def test_labels_shifted_twice_are_caught(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("given", "kind", "want"),
     [
-        ({"model_type": "bert", "is_decoder": False}, "causal", ["everything()"] * 2),
+        ({"model_type": "bert", "is_decoder": False}, "causal", ["full()"] * 2),
         ({"model_type": "bert", "is_decoder": True}, "causal", ["causal()"] * 2),
         ({"model_type": "gpt_neox", "is_decoder": False}, "causal", ["causal()"] * 2),
         ({"sliding_window": 4}, "causal", ["causal() & window(4)"] * 2),
@@ -221,9 +221,9 @@ def test_labels_shifted_twice_are_caught(monkeypatch: pytest.MonkeyPatch) -> Non
         ({"attention_chunk_size": 5, "layer_types": ["chunked_attention", "full_attention"]}, "causal",
          ["causal() & chunk(5)", "causal()"]),
         ({"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}, "masked",
-         ["window(5) & lookahead(4)", "everything()"]),
+         ["window(5) & lookahead(4)", "full()"]),
         ({"window_size": 3, "attention_layers": ["global", "local"]}, "causal", ["causal()", "causal() & window(3)"]),
-        ({"use_bidirectional_attention": True}, "causal", ["everything()"] * 2),
+        ({"use_bidirectional_attention": True}, "causal", ["full()"] * 2),
         ({"attention_window": [4, 6]}, "masked", ["window(3) & lookahead(2)", "window(4) & lookahead(3)"]),
     ],
 )  # fmt: skip
@@ -240,7 +240,7 @@ def test_what_is_not_understood_is_only_assumed() -> None:
     assert not rules_of(_Config(num_hidden_layers=1, state_size=8), "causal").declared
     pair = _Config(encoder_layers=1, decoder_layers=2)
     assert [rule.describe() for rule in rules_of(pair, "seq2seq").rules] == ["causal()"] * 2
-    assert [rule.describe() for rule in source_rules_of(pair).rules] == ["everything()"]
+    assert [rule.describe() for rule in source_rules_of(pair).rules] == ["full()"]
 
 
 class _Config:

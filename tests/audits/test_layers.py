@@ -9,7 +9,7 @@ from pellucid.audits.probes.torch_layers import TorchLayersProbe
 from pellucid.audits.twins.pairs import Pair, StreamingPair
 from pellucid.audits.twins.stack import BothWays, PlainStack, PrefixStack, RightContext, SinksStack, Stack
 from pellucid.errors import InputError
-from pellucid.visibility import causal, everything, window
+from pellucid.visibility import causal, full, window
 
 FLOW = ["future", "window", "prefix", "batch", "cross"]
 
@@ -135,7 +135,7 @@ def test_what_must_be_seen_is_asked_only_where_it_was_declared():
     assert "no rule was declared" in assumed.findings[1].message
     declared = audit(probe=TokensProbe(Narrow(), rules=[causal()]), checks=["future"])
     assert declared.verdicts == {"future": "fragile"}
-    whole = audit(probe=TokensProbe(Narrow(), rules=[everything()]), checks=["future", "prefix"])
+    whole = audit(probe=TokensProbe(Narrow(), rules=[full()]), checks=["future", "prefix"])
     assert not whole.passed
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from pellucid.audits.checks.cache import right_padded_prompts
 from pellucid.audits.method.measure import moved
-from pellucid.data.batch import Batch
+from pellucid.batch import Batch
 from pellucid.errors import ShapeError
 from pellucid.probe import Request
 

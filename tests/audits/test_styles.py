@@ -10,7 +10,7 @@ from torch.nn import functional
 from pellucid.audits import TokensProbe, audit
 from pellucid.audits.run import probe_for
 from pellucid.errors import InputError
-from pellucid.visibility import causal, everything
+from pellucid.visibility import causal, full
 
 
 class Plain(nn.Module):
@@ -250,4 +250,4 @@ def test_an_encoder_that_drops_the_mask_it_is_handed_is_caught():
 
 def test_rules_that_look_ahead_offer_no_loss_of_the_next_token():
     assert "loss" in TokensProbe(Shifts(), rules=[causal()]).capabilities
-    assert "loss" not in TokensProbe(Shifts(), rules=[everything()]).capabilities
+    assert "loss" not in TokensProbe(Shifts(), rules=[full()]).capabilities

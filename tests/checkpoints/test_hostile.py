@@ -181,7 +181,7 @@ ABSURD = {
     "vocab_size": {"vocab_size": 1 << 24},
     "heads": {"attention": {"num_attention_heads": 1 << 14, "num_key_value_heads": 1 << 14, "head_dim": 1 << 24}},
     "ffn": {"ffn": {"kind": "gated", "intermediate_size": 1 << 24}},
-    "everything": {
+    "full": {
         "hidden_size": 1 << 24,
         "vocab_size": 1 << 24,
         "attention": {"num_attention_heads": 1 << 14, "num_key_value_heads": 1, "head_dim": 1 << 24},

@@ -10,11 +10,11 @@ from safetensors.torch import load_file, save_file
 
 from helpers.folders import resign
 from helpers.tiny import tiny_config, tiny_model
+from pellucid.batch import Batch
 from pellucid.checkpoints import LoadError, load, save, verify
 from pellucid.checkpoints.contract import read_contract
 from pellucid.checkpoints.store import CONTRACT, WEIGHTS
 from pellucid.data import PLAIN, Tokenizer, encode_chat, encode_prompt
-from pellucid.data.batch import Batch
 from pellucid.models import build
 
 Tensors = dict[str, torch.Tensor]

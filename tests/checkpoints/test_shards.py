@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 
 from helpers.folders import resign
 from helpers.tiny import tiny_config, tiny_model
+from pellucid.batch import Batch
 from pellucid.checkpoints import MismatchError, load, save, verify
 from pellucid.checkpoints.store import CONTRACT
 from pellucid.checkpoints.weights import INDEX, SINGLE, read_weights
-from pellucid.data.batch import Batch
 from pellucid.errors import CheckpointError
 from pellucid.models import build
 

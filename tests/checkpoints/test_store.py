@@ -15,11 +15,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from helpers.folders import resign
+from pellucid.batch import Batch
 from pellucid.checkpoints import store
 from pellucid.checkpoints.contract import stored_tensors
 from pellucid.checkpoints.files import canonical_digest
 from pellucid.checkpoints.report import LoadError
-from pellucid.data.batch import Batch
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import CheckpointError, InputError
 from pellucid.models.build import build

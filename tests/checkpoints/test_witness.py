@@ -11,13 +11,13 @@ import torch
 
 from helpers.folders import resign
 from helpers.tiny import KINDS, tiny_config, tiny_model
+from pellucid.batch import Batch
 from pellucid.checkpoints import WitnessError, answers, exact, load, save, verify, witness
 from pellucid.checkpoints.contract import blank_model, read_contract, stored_tensors
 from pellucid.checkpoints.inputs import Probe, spread
 from pellucid.checkpoints.probes import probes_of
 from pellucid.checkpoints.sides import FARTHEST
 from pellucid.checkpoints.store import CONTRACT
-from pellucid.data.batch import Batch
 from pellucid.errors import CheckpointError
 from pellucid.models import build
 from pellucid.nn import cache as caches
@@ -75,7 +75,7 @@ def test_a_short_position_table_is_never_left(tmp_path: Path, length: int) -> No
 
 def test_the_first_chunk_holds_what_a_rule_does_not_let_a_cache_cut() -> None:
     assert probes_of(tiny_config(rule="causal | prefix(9)"))["continued"].chunks[0] == 12
-    assert probes_of(tiny_config(rule="everything"))["continued"].chunks == (8,)
+    assert probes_of(tiny_config(rule="full"))["continued"].chunks == (8,)
     assert probes_of(tiny_config(rule="causal | prefix(5000)"))["continued"].chunks == (8,)
     grouped = probes_of(tiny_config(rule="causal | blocks"))
     assert grouped["plain"].groups == ((1, 1, 0, 0, 2, 2, 0, 0),)

@@ -144,7 +144,7 @@ def test_show_speaks_of_every_family_and_part(tmp_path: Path, capsys: Captured) 
         told[name] = {line.split("  ")[0]: line.split("  ", 1)[1].strip() for line in lines if "  " in line}
     assert told["both"]["family"] == "encoder_decoder"
     assert told["both"]["layers"] == "1 × causal(), 1 × causal() (position none)"
-    assert told["both"]["encoder's layers"] == "2 × everything()"
+    assert told["both"]["encoder's layers"] == "2 × full()"
     assert told["both"]["encoder's positions"] == "rope (theta 10000.0, pairing half, scaling linear (factor 2.0))"
     assert told["both"]["reads the encoder"] == "4 of 4, 2 for keys and values"
     assert told["latent"]["heads"] == "2 of 8 (4 turned), values of 6, from latents of 8"

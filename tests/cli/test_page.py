@@ -23,7 +23,7 @@ from pellucid.models.probe import DecoderProbe
 from pellucid.probe import Request
 from pellucid.records import Flow, TokenView
 from pellucid.training.config import TrainConfig
-from pellucid.visibility import causal, everything
+from pellucid.visibility import causal, full
 
 TEXT = "def f(x): return x\n\ndef g(y): return y + 1\n"
 
@@ -222,7 +222,7 @@ def test_the_view_is_what_the_model_does(loaded: Checkpoint) -> None:
 def test_a_model_that_sees_too_much_is_seen_through(loaded: Checkpoint) -> None:
     """One layer lets everything through, the model declares causal."""
     loaded.model.rules = (causal(),) * 3
-    loaded.model.layers[1].attention.rule = everything()  # type: ignore[union-attr]
+    loaded.model.layers[1].attention.rule = full()  # type: ignore[union-attr]
     view = token_view(loaded, TEXT)
     count = len(view.tokens)
     assert len(Flow("f", view.may_see, view.moved).leaks) > 0.9 * count * (count - 1) / 2

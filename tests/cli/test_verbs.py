@@ -284,7 +284,7 @@ def test_draw_an_encoder_a_decoder_and_what_one_reads_of_the_other(tmp_path: Pat
 
 
 def test_draw_a_png(tmp_path: Path) -> None:
-    assert main(["draw", "causal | blocks", "--length", "4", "--groups", "0,1,1,0", "-o", str(tmp_path / "m.png")]) == 0
+    assert main(["draw", "causal | same_group", "--length=4", "--groups=0,1,1,0", "-o", str(tmp_path / "m.png")]) == 0
     assert (tmp_path / "m.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -294,7 +294,7 @@ def test_draw_refuses_in_one_line_and_leaves_nothing(tmp_path: Path, capsys: Cap
     assert "there is no rule 'wndow'" in refused(capsys, "draw", "wndow(3)", "-o", there)
     assert "does not exist" in refused(capsys, "draw", "none.yaml", "-o", there)
     assert "write it like 3,5,1" in refused(capsys, "draw", "causal", "--documents", "3,x", "-o", there)
-    assert "--groups 0,1,1,0" in refused(capsys, "draw", "blocks", "-o", there)
+    assert "--groups 0,1,1,0" in refused(capsys, "draw", "same_group", "-o", there)
     assert "draw 1 to 512" in refused(capsys, "draw", "causal", "--length", "0", "-o", there)
     assert "no such file or directory" in refused(capsys, "draw", "causal", "-o", str(tmp_path / "no" / "m.svg"))
     (tmp_path / "taken.svg").mkdir()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from pellucid.data.batch import Batch
+from pellucid.batch import Batch
 from pellucid.data.examples import open_examples
 from pellucid.data.forms import Paired, Prompted
 from pellucid.data.tokenizer import Tokenizer
@@ -210,7 +210,7 @@ def test_texts_reach_a_model_as_they_did_in_training() -> None:
 
 def test_models_that_say_no_tokens_are_refused() -> None:
     with pytest.raises(UnsupportedError, match="this Encoder cannot go on from a prompt"):
-        generate_ids(made("plain", family="encoder", layers=["everything()"]), [[1]])
+        generate_ids(made("plain", family="encoder", layers=["full()"]), [[1]])
     classifier = made("plain", head={"kind": "sequence_classification", "num_labels": 2})
     with pytest.raises(UnsupportedError, match=r"this Decoder with the head \w+ says no tokens"):
         beam_search(classifier, [[1]])

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pellucid.data.batch import Batch
+from pellucid.batch import Batch
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import LengthError
 from pellucid.generation import GenerationParams, generate, generate_ids, stream

@@ -15,7 +15,7 @@ SEEING_BACK = [
     "causal & (window(2) | sinks(1))",
     "causal & (chunk(3) | window(2))",
 ]
-SEEING_ALL = ["everything", "window(3)", "window(2) & lookahead(1)", "chunk(4)", "causal", "window(3) | sinks(2)"]
+SEEING_ALL = ["full", "window(3)", "window(2) & lookahead(1)", "chunk(4)", "causal", "window(3) | sinks(2)"]
 SCALE = st.sampled_from([0.1, 0.5, 1.0])
 SOME = st.sampled_from([{}, {"mscale": 0.7, "mscale_all_dim": 1.0}])
 maybe = st.booleans()

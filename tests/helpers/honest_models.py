@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from pellucid.probe import Probe
-from pellucid.visibility import causal, everything, window
+from pellucid.visibility import causal, full, window
 
 V, D = 19, 16
 
@@ -537,7 +537,7 @@ class MaskedProbe(Probe):
 
     def __init__(self, module):
         self.module, self.name, self.vocab_size = module, type(module).__name__, V
-        self.rules = (causal() if module.causal else everything(),)
+        self.rules = (causal() if module.causal else full(),)
 
     def logits(self, request):
         handle = None

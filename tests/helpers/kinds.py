@@ -158,7 +158,7 @@ DECODERS: dict[str, dict[str, Any]] = {
         "head_bias": True,
     },
     "a prefix by groups": {"rule": "causal | prefix()"},
-    "a decoder that sees everything": {"rule": "everything", "norm": {"kind": "bare_layer_norm"}},
+    "a decoder that sees everything": {"rule": "full", "norm": {"kind": "bare_layer_norm"}},
     "a classifier by its last token": {
         "head": {"kind": "sequence_classification", "num_labels": 3, "pooler": "gelu", "dropout": 0.3},
     },
@@ -182,7 +182,7 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "classifier": BERT
     | {"head": {"kind": "sequence_classification", "num_labels": 5, "pooler": "tanh", "dropout": 0.2}},
     "tagger": BERT | {"head": {"kind": "token_classification", "num_labels": 4, "dropout": 0.2}},
-    "span": BERT | {"head": {"kind": "span"}, "layers": ["lookahead(2)", "everything & window(3)"]},
+    "span": BERT | {"head": {"kind": "span"}, "layers": ["lookahead(2)", "full & window(3)"]},
     "regression": BERT | {"head": {"kind": "regression", "num_outputs": 2, "pooling": "mean", "dropout": 0.1}},
     "embedding": BERT | {"head": {"kind": "sentence_embedding", "size": 6}},
     "embedding as it is": {"family": "encoder", "head": {"kind": "sentence_embedding", "normalise": False}},
@@ -226,7 +226,7 @@ PAIRS: dict[str, dict[str, Any]] = {
         "norm_placement": "sandwich",
         "encoder": {
             "hidden_size": 24,
-            "layers": ["everything", {"rule": "lookahead(3)", "position": {"kind": "rope", "theta": 30.0}}],
+            "layers": ["full", {"rule": "lookahead(3)", "position": {"kind": "rope", "theta": 30.0}}],
             "attention": {"num_attention_heads": 4},
             "position": {
                 "kind": "rope",
@@ -249,7 +249,7 @@ PAIRS: dict[str, dict[str, Any]] = {
         "norm_placement": "deep",
         "num_hidden_layers": None,
         "layers": ["causal", {"rule": "causal", "same_as": 0}],
-        "encoder": {"layers": ["everything", {"rule": "everything", "same_as": 0}]},
+        "encoder": {"layers": ["full", {"rule": "full", "same_as": 0}]},
         "tie_word_embeddings": False,
     },
 }

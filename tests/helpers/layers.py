@@ -2,7 +2,7 @@
 
 import torch
 
-from pellucid.nn import ContiguousCache, Memory, silenced
+from pellucid.nn import ContiguousCache, EncoderOutput, zero_padding
 from pellucid.visibility import Coordinates
 
 CHUNKS = ([9], [4, 5], [1] * 9, [3, 1, 5], [8, 1])
@@ -46,8 +46,8 @@ def run(blocks, x, chunk, cache=None, memory=None, bias=None):
         if memory is not None:
             cache.remember(memory.places)
         elif cache.memory is not None:
-            memory = Memory(None, cache.memory)
-    x = silenced(x, queries)
+            memory = EncoderOutput(None, cache.memory)
+    x = zero_padding(x, queries)
     for i, block in enumerate(blocks):
         added = None if bias is None else bias(queries, keys)
         x = block(x, queries, keys, None if cache is None else cache.layers[i], bias=added, memory=memory)

@@ -84,14 +84,14 @@ class Convolution(nn.Module):
 
     def __init__(self, ahead=False):
         super().__init__()
-        self.ahead = ahead
+        self.lookahead = ahead
         self.table, self.out = nn.Embedding(23, 12), nn.Linear(12, 23)
         self.layers = nn.ModuleList(nn.Conv1d(12, 12, 3) for _ in range(2))
 
     def forward(self, tokens):
         x = self.table(tokens).mT
         for layer in self.layers:
-            x = layer(nn.functional.pad(x, (1, 1) if self.ahead else (2, 0))).tanh()
+            x = layer(nn.functional.pad(x, (1, 1) if self.lookahead else (2, 0))).tanh()
         return self.out(x.mT)
 
 

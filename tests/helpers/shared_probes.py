@@ -11,7 +11,7 @@ from helpers.spread import answer, asked, documents, labelled, speaks
 from helpers.tiny import VOCABULARY, assert_agree
 from pellucid.errors import UnsupportedError
 from pellucid.models import EncoderDecoder
-from pellucid.models.words import MoE, SentenceEmbedding
+from pellucid.models.configs import MoE, SentenceEmbedding
 from pellucid.nn.attend import BACKENDS
 
 ROWS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10, 11, 12], [13, 14, 15, 16, 17]]
@@ -138,7 +138,7 @@ def p_pad_documents(model):
 @torch.no_grad()
 def p_cache(model):
     """Chunk by chunk as all at once, at every position, rows of different lengths, unused slots full of NaN."""
-    if any(rule.ahead != 0 for rule in model.rules if rule.positional):
+    if any(rule.lookahead != 0 for rule in model.rules if rule.positional):
         pytest.fail("a fixed look-ahead has no cached form: leave this config to the other probes")
     by_groups = any(not rule.positional for rule in model.rules)
     expected = [answer(model, asked(model, [row]))[0] for row in LONG]

@@ -5,11 +5,11 @@ from typing import Any
 import torch
 
 from helpers.tiny import VOCABULARY
+from pellucid.batch import IGNORED
 from pellucid.data import Batch, objectives
-from pellucid.data.batch import IGNORED
 from pellucid.models import EncoderDecoder, Model, ModelConfig, build
-from pellucid.models.words import VOCABULARY as TOKENS
-from pellucid.models.words import SentenceEmbedding, Span, TokenClassification
+from pellucid.models.configs import VOCABULARY as TOKENS
+from pellucid.models.configs import SentenceEmbedding, Span, TokenClassification
 
 BASE = {
     "vocab_size": VOCABULARY,
@@ -145,7 +145,7 @@ SPREAD: dict[str, dict[str, Any]] = {
     },
     "modernbert": {
         **ENCODER,
-        **layers("everything", {"rule": "window(2) & lookahead(1)", "position": rope(theta=100.0)}),
+        **layers("full", {"rule": "window(2) & lookahead(1)", "position": rope(theta=100.0)}),
         "norm": {"kind": "layer_norm", "bias": False},
         "head": {"kind": "token_classification", "num_labels": 5},
     },

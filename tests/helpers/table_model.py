@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor, nn
 
-from pellucid.data.batch import Batch
+from pellucid.batch import Batch
 from pellucid.visibility import causal, prefix
 
 

@@ -12,7 +12,7 @@ from pellucid.errors import ConfigError
 from pellucid.models import ModelConfig
 from pellucid.models.config import Layer, Stack
 
-RULES = ["causal & window(2)", "causal & (window(2) | sinks(2))", "causal & chunk(3)", "lookahead(1)", "everything"]
+RULES = ["causal & window(2)", "causal & (window(2) | sinks(2))", "causal & chunk(3)", "lookahead(1)", "full"]
 SAMPLES: dict[str, Any] = {
     "max_positions": 32, "intermediate_size": 24, "bidirectional": False, "factor": 3.0, "original_length": 16,
     "share": 0.5, "short": [1.0, 2.0], "long": [3.0, 4.0], "num_labels": 3, "pooling": "mean", "count": 2, "keep": 1,

@@ -56,7 +56,7 @@ def test_layers_may_say_more_than_their_rule():
 def test_an_encoder_takes_from_its_decoder_what_it_leaves_open():
     config = tiny_config(**PAIR, encoder={"num_hidden_layers": 3, "ffn": {"kind": "dense", "intermediate_size": 8}})
     encoder = config.encoder
-    assert encoder.layers == ("everything()",) * 3
+    assert encoder.layers == ("full()",) * 3
     assert (encoder.hidden_size, encoder.ffn.kind, config.ffn.kind) == (32, "dense", "gated")
     assert config.cross_attention.num_key_value_heads == 2
     assert config.tie_word_embeddings
@@ -67,7 +67,7 @@ def test_an_encoder_takes_from_its_decoder_what_it_leaves_open():
 @pytest.mark.parametrize(
     ("family", "head", "rule"),
     [
-        ("encoder", "masked_lm", "everything()"),
+        ("encoder", "masked_lm", "full()"),
         ("decoder", "language_model", "causal()"),
         ("encoder_decoder", "language_model", "causal()"),
     ],

@@ -55,7 +55,7 @@ def test_rules_that_look_ahead_are_held_to_what_they_declare():
 @pytest.mark.parametrize(
     ("check", "declared", "built", "where"),
     [
-        ("future", causal(), "everything", "row 0, query 0, key 1"),
+        ("future", causal(), "full", "row 0, query 0, key 1"),
         ("future", causal(), "causal | prefix(3)", "row 0, query 0, key 1"),
         ("window", causal() & window(3), "causal & window(4)", "row 0, query 5, key 0"),
     ],

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pellucid.data.batch import Batch
+from pellucid.batch import Batch
 from pellucid.errors import ConfigError, InputError, LengthError, UnsupportedError
 from pellucid.models import Decoder, Encoder, EncoderDecoder, ModelConfig, build
 
@@ -36,10 +36,10 @@ def test_each_family_is_a_class_of_its_own():
 
 def test_rules_and_heads_follow_from_the_family_and_are_written_out():
     encoder, both = config_of(family="encoder"), config_of(family="encoder_decoder")
-    assert encoder.layers == ("everything()",) * 2
+    assert encoder.layers == ("full()",) * 2
     assert encoder.head.kind == "masked_lm"
     assert both.layers == ("causal()",) * 2
-    assert both.encoder.layers == ("everything()",) * 2
+    assert both.encoder.layers == ("full()",) * 2
     assert both.cross_attention.num_key_value_heads == 2
     assert ModelConfig.from_mapping(both.model_dump(mode="json")) == both
 
@@ -59,7 +59,7 @@ def test_an_encoder_takes_from_its_decoder_what_it_does_not_say_itself():
 
 def test_first_and_last_tokens_of_the_source_reach_every_target_token():
     """B14, B59: cross-attention is neither causal nor windowed, whatever the decoder's own layers are."""
-    model = model_of(family="encoder_decoder", rule="causal & window(2)", encoder={"rule": "everything & window(2)"})
+    model = model_of(family="encoder_decoder", rule="causal & window(2)", encoder={"rule": "full & window(2)"})
     plain = model(PAIRS).logits
     for slot in range(4):
         changed = PAIRS.source.tokens.clone()

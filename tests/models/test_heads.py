@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from pellucid.data.batch import IGNORED, Batch
+from pellucid.batch import IGNORED, Batch
 from pellucid.errors import ConfigError, InputError, ShapeError
 from pellucid.models import ModelConfig, build
 

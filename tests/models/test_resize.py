@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from helpers.tiny import KINDS, tiny_model
+from pellucid.batch import Batch
 from pellucid.checkpoints import load, save, verify
-from pellucid.data.batch import Batch
 from pellucid.errors import InputError
-from pellucid.models.resize import SPREAD, resized
+from pellucid.models.resize_token_embeddings import SPREAD, resized
 
 BATCH = Batch.from_rows([[4, 0, 2, 1], [3]])
 HEADS = {

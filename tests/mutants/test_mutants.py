@@ -10,12 +10,12 @@ from mutants.mutate import FILES, SOURCE, Mutant, mutants
 from mutants.run import chosen
 
 FAMOUS = (
-    ("visibility/leaves.py Lookahead.sees: ", "<= ", "< "),  # who sees itself
-    ("visibility/leaves.py Window.sees: ", "> ", ">= "),  # one key too many
+    ("visibility/primitives.py Lookahead.sees: ", "<= ", "< "),  # who sees itself
+    ("visibility/primitives.py Window.sees: ", "> ", ">= "),  # one key too many
 )
 
 SAMPLE = 120
-QUICK = ("nn/embed.py",)  # files whose tests are few
+QUICK = ("nn/embedding.py",)  # files whose tests are few
 
 
 def test_each_mutant_is_the_source_with_one_change():

@@ -8,13 +8,13 @@ import torch
 
 from pellucid.errors import ShapeError, UnsupportedError
 from pellucid.nn.attend import attend, choose, probabilities
-from pellucid.nn.backends.call import Call
-from pellucid.visibility import Coordinates, causal, chunk, everything, from_visible, parse, sinks, window
+from pellucid.nn.backends.inputs import AttentionInputs
+from pellucid.visibility import Coordinates, causal, chunk, from_visible, full, parse, sinks, window
 
 BACKENDS = ["reference", "sdpa", "ragged"]
 RULES = [
     "causal",
-    "everything",
+    "full",
     "causal & window(3)",
     "causal & (window(2) | sinks(1))",
     "chunk(4)",
@@ -76,7 +76,7 @@ def test_every_backend_equals_brute_force(layout, text):
     q, k, v = qkv(tokens, tokens)
     expected = brute_force(q, k, v, rule, tokens, tokens)
     for backend in [*BACKENDS, "auto"]:
-        got = attend(q, k, v, rule=rule, queries=tokens, keys=tokens, backend=backend)
+        got = attend(q, k, v, rule=rule, q_coords=tokens, k_coords=tokens, backend=backend)
         torch.testing.assert_close(got, expected, atol=1e-10, rtol=0, msg=f"{backend} under {text} on {layout}")
 
 
@@ -88,7 +88,7 @@ def test_queries_that_are_not_the_keys(backend, text):
     newest = Coordinates(tokens.positions[:, -3:], tokens.segments[:, -3:])
     for queries, keys in ((newest, tokens), (tokens, newest)):
         q, k, v = qkv(queries, keys)
-        got = attend(q, k, v, rule=rule, queries=queries, keys=keys, backend=backend)
+        got = attend(q, k, v, rule=rule, q_coords=queries, k_coords=keys, backend=backend)
         torch.testing.assert_close(got, brute_force(q, k, v, rule, queries, keys), atol=1e-10, rtol=0)
 
 
@@ -99,12 +99,12 @@ def test_one_new_token_over_a_cache(backend, heads):
     keys = Coordinates.range(6, 2)
     queries = Coordinates(torch.full((2, 1), 5), torch.ones(2, 1, dtype=torch.long))
     q, k, v = qkv(queries, keys, *heads)
-    got = attend(q, k, v, rule=causal(), queries=queries, keys=keys, backend=backend)
+    got = attend(q, k, v, rule=causal(), q_coords=queries, k_coords=keys, backend=backend)
     torch.testing.assert_close(got, brute_force(q, k, v, causal(), queries, keys), atol=1e-10, rtol=0)
     ones = torch.zeros(1, 1, 1, 1)
     value = torch.tensor([1.0, 3.0, 5.0]).view(1, 3, 1, 1)
     three, last = Coordinates.range(3), Coordinates(torch.tensor([[2]]), torch.tensor([[1]]))
-    out = attend(ones, torch.zeros_like(value), value, rule=causal(), queries=last, keys=three, backend=backend)
+    out = attend(ones, torch.zeros_like(value), value, rule=causal(), q_coords=last, k_coords=three, backend=backend)
     assert out.item() == pytest.approx(3.0)
 
 
@@ -118,8 +118,8 @@ def test_grouped_heads_are_neighbours():
             torch.zeros(1, 1, 2, 1),
             v,
             rule=causal(),
-            queries=tokens,
-            keys=tokens,
+            q_coords=tokens,
+            k_coords=tokens,
             backend=backend,
         )
         assert out.flatten().tolist() == [10, 10, 20, 20]
@@ -140,7 +140,7 @@ def test_hidden_content_never_matters(backend, layout, bad):
         for x in leaves[1:]:
             x[~visible_BS] = fill
         leaves = [x.requires_grad_() for x in leaves]
-        out = attend(*leaves, rule=rule, queries=tokens, keys=tokens, backend=backend)[:, wanted]
+        out = attend(*leaves, rule=rule, q_coords=tokens, k_coords=tokens, backend=backend)[:, wanted]
         out.sum().backward()
         results.append([out.detach(), *(x.grad for x in leaves)])
     hidden_queries = torch.zeros_like(results[0][1], dtype=torch.bool)
@@ -157,7 +157,7 @@ def test_visible_nan_is_loud(backend):
     tokens = coordinates("packed")
     q, k, v = qkv(tokens, tokens, dtype=torch.float32)
     v[0, 4] = float("nan")  # second token of the second document
-    out = attend(q, k, v, rule=causal(), queries=tokens, keys=tokens, backend=backend)
+    out = attend(q, k, v, rule=causal(), q_coords=tokens, k_coords=tokens, backend=backend)
     loud = out.isnan().all(-1).all(-1)
     assert loud.nonzero().tolist() == [[0, 4], [0, 5], [0, 6], [0, 7]]
     assert out.isnan().any(-1).any(-1).equal(loud)
@@ -170,7 +170,7 @@ def test_a_query_that_sees_nothing_is_exactly_zero(backend, dtype):
     keys = Coordinates(torch.tensor([[3, 4]]), torch.ones(1, 2, dtype=torch.long))
     queries = Coordinates.range(5)
     q, k, v = (x.to(dtype).requires_grad_() for x in qkv(queries, keys))
-    out = attend(q, k, v, rule=causal(), queries=queries, keys=keys, backend=backend)
+    out = attend(q, k, v, rule=causal(), q_coords=queries, k_coords=keys, backend=backend)
     assert (out[:, :3] == 0).all()
     torch.testing.assert_close(out[:, 3], v[:, 0].repeat_interleave(2, 1))
     out.float().square().sum().backward()
@@ -187,7 +187,7 @@ def test_masks_select_and_never_add(dtype):
     k = torch.tensor([-30.0, -30.0, 300.0], dtype=dtype).view(1, 3, 1, 1)
     v = torch.tensor([1.0, 3.0, 1000.0], dtype=dtype).view(1, 3, 1, 1)
     for backend in BACKENDS:
-        out = attend(q, k, v, rule=everything(), queries=tokens, keys=tokens, backend=backend)
+        out = attend(q, k, v, rule=full(), q_coords=tokens, k_coords=tokens, backend=backend)
         assert out.flatten().tolist() == [2.0, 2.0, 1000.0], backend
 
 
@@ -197,7 +197,7 @@ def test_raw_scores_may_pass_the_range_of_float16():
     q = torch.full((1, 2, 1, 64), 40.0, dtype=torch.float16)
     v = torch.tensor([1.0, 2.0]).view(1, 2, 1, 1).expand(1, 2, 1, 64).half()
     for backend in BACKENDS:
-        out = attend(q, q, v, rule=causal(), queries=tokens, keys=tokens, backend=backend)
+        out = attend(q, q, v, rule=causal(), q_coords=tokens, k_coords=tokens, backend=backend)
         assert out[0, :, 0, 0].tolist() == pytest.approx([1.0, 1.5], abs=1e-3)
 
 
@@ -205,21 +205,21 @@ def test_weights_can_be_asked_for():
     """L01, L03."""
     tokens = coordinates("packed")
     q, k, v = qkv(tokens, tokens)
-    weights = probabilities(q, k, rule=causal(), queries=tokens, keys=tokens)
+    weights = probabilities(q, k, rule=causal(), q_coords=tokens, k_coords=tokens)
     mask = causal().mask(tokens, tokens).expand_as(weights)
     assert weights.shape == (3, 4, 9, 9)
     assert (weights[~mask] == 0).all()
     sums = weights.sum(-1)
     torch.testing.assert_close(sums, tokens.real[:, None].expand_as(sums).double())
     out = torch.einsum("bnts,bsnu->btnu", weights, v.repeat_interleave(2, 2))
-    torch.testing.assert_close(out, attend(q, k, v, rule=causal(), queries=tokens, keys=tokens, backend="sdpa"))
+    torch.testing.assert_close(out, attend(q, k, v, rule=causal(), q_coords=tokens, k_coords=tokens, backend="sdpa"))
 
 
 def test_softcap_and_sinks_by_the_reference():
     """B119: scores [0, 100] under cap 50 become [0, 50·tanh 2]; a backend without it raises."""
     tokens = coordinates("right")
     q, k, v = qkv(tokens, tokens)
-    settings = {"rule": causal(), "queries": tokens, "keys": tokens}
+    settings = {"rule": causal(), "q_coords": tokens, "k_coords": tokens}
     capped = attend(q, k, v, softcap=0.5, **settings)
     torch.testing.assert_close(capped, brute_force(q, k, v, causal(), tokens, tokens, softcap=0.5))
     sink_logits = torch.tensor([0.3, -1.0, 2.0, 0.0], dtype=torch.float64)
@@ -234,9 +234,9 @@ def test_softcap_and_sinks_by_the_reference():
     weights = probabilities(
         torch.ones(1, 1, 1, 1),
         one,
-        rule=everything(),
-        queries=Coordinates.range(1),
-        keys=Coordinates.range(2),
+        rule=full(),
+        q_coords=Coordinates.range(1),
+        k_coords=Coordinates.range(2),
         softcap=50.0,
     )
     assert weights.flatten()[1].log().sub(weights.flatten()[0].log()).item() == pytest.approx(48.201, abs=1e-2)
@@ -246,7 +246,7 @@ def test_bias_is_a_bias_and_not_a_mask():
     tokens = coordinates("gap")
     q, k, v = qkv(tokens, tokens)
     bias = torch.randn(1, 4, 9, 9, dtype=torch.float64) * 30
-    settings = {"rule": causal(), "queries": tokens, "keys": tokens, "bias": bias}
+    settings = {"rule": causal(), "q_coords": tokens, "k_coords": tokens, "bias": bias}
     expected = attend(q, k, v, backend="reference", **settings)
     torch.testing.assert_close(attend(q, k, v, backend="sdpa", **settings), expected, atol=1e-10, rtol=0)
     with pytest.raises(UnsupportedError, match="takes no bias"):
@@ -261,16 +261,18 @@ def test_a_given_mask_is_obeyed():
     rule = from_visible(mask)
     expected = brute_force(q, k, v, rule, tokens, tokens)
     for backend in ("reference", "sdpa", "auto"):
-        torch.testing.assert_close(attend(q, k, v, rule=rule, queries=tokens, keys=tokens, backend=backend), expected)
+        torch.testing.assert_close(
+            attend(q, k, v, rule=rule, q_coords=tokens, k_coords=tokens, backend=backend), expected
+        )
     with pytest.raises(UnsupportedError, match="given mask"):
-        attend(q, k, v, rule=rule, queries=tokens, keys=tokens, backend="ragged")
+        attend(q, k, v, rule=rule, q_coords=tokens, k_coords=tokens, backend="ragged")
 
 
 def test_choice_follows_the_layout():
     def chosen(tokens, rule=None, **asked):
         q = torch.zeros(*tokens.shape, 1, 1)
         names = {"scale": None, "softcap": None, "bias": None, "sink_logits": None, "dropout": 0.0, **asked}
-        return choose(Call(q, q, q, rule or causal(), tokens, tokens, **names))
+        return choose(AttentionInputs(q, q, q, rule or causal(), tokens, tokens, **names))
 
     full = Coordinates.range(256, 4)
     halves = Coordinates(
@@ -286,7 +288,7 @@ def test_choice_follows_the_layout():
 def test_flash_dropout_is_off_unless_asked():
     tokens = Coordinates.range(8, 2)
     q, k, v = qkv(tokens, tokens, dtype=torch.float32)
-    settings = {"rule": causal(), "queries": tokens, "keys": tokens}
+    settings = {"rule": causal(), "q_coords": tokens, "k_coords": tokens}
     for backend in BACKENDS:
         plain = attend(q, k, v, backend=backend, **settings)
         assert torch.equal(plain, attend(q, k, v, backend=backend, **settings))
@@ -311,7 +313,7 @@ def test_sizes_that_do_not_fit_name_both_values(change, message):
     shapes = {"q": (2, 5, 4, 8), "k": (2, 5, 2, 8), "v": (2, 5, 2, 8)} | change
     tokens = Coordinates.range(5, 2)
     with pytest.raises(ShapeError, match=message):
-        attend(*(torch.zeros(shape) for shape in shapes.values()), rule=causal(), queries=tokens, keys=tokens)
+        attend(*(torch.zeros(shape) for shape in shapes.values()), rule=causal(), q_coords=tokens, k_coords=tokens)
 
 
 @pytest.mark.parametrize("backend", [*BACKENDS, "auto"])
@@ -330,7 +332,7 @@ def test_nothing_that_is_spread_makes_rows_heads_or_tokens(backend, shape, given
     tokens = Coordinates.range(4)
     q, k, v = qkv(tokens, tokens)
     with pytest.raises(ShapeError, match=rf"shape {re.escape(str(given))}, but"):
-        attend(q, k, v, rule=causal(), queries=tokens, keys=tokens, backend=backend, **{shape: torch.zeros(given)})
+        attend(q, k, v, rule=causal(), q_coords=tokens, k_coords=tokens, backend=backend, **{shape: torch.zeros(given)})
 
 
 @pytest.mark.parametrize("backend", [*BACKENDS, "auto"])
@@ -339,7 +341,7 @@ def test_a_given_mask_for_more_queries_than_there_are(backend):
     q, k, v = qkv(query, keys)
     rule = from_visible(torch.ones(4, 4, dtype=torch.bool).tril())
     with pytest.raises((ShapeError, UnsupportedError), match=r"need \(1, 1, 4\); cut the mask|ragged cannot cut"):
-        attend(q, k, v, rule=rule, queries=query, keys=keys, backend=backend)
+        attend(q, k, v, rule=rule, q_coords=query, k_coords=keys, backend=backend)
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "ragged"])
@@ -348,15 +350,15 @@ def test_a_refusal_names_the_backend_asked_and_one_that_can(backend, asked):
     tokens = Coordinates.range(4)
     q, k, v = qkv(tokens, tokens)
     with pytest.raises(UnsupportedError, match=rf"^{backend} has no .*; use backend='reference' or 'auto'$"):
-        attend(q, k, v, rule=causal(), queries=tokens, keys=tokens, backend=backend, **asked)
-    attend(q, k, v, rule=causal(), queries=tokens, keys=tokens, backend="reference", **asked)
+        attend(q, k, v, rule=causal(), q_coords=tokens, k_coords=tokens, backend=backend, **asked)
+    attend(q, k, v, rule=causal(), q_coords=tokens, k_coords=tokens, backend="reference", **asked)
 
 
 def test_unknown_backend_is_named():
     tokens = Coordinates.range(2)
     q = torch.zeros(1, 2, 1, 1)
     with pytest.raises(UnsupportedError, match="no attention backend 'flash'; choose one of auto, reference"):
-        attend(q, q, q, rule=causal(), queries=tokens, keys=tokens, backend="flash")
+        attend(q, q, q, rule=causal(), q_coords=tokens, k_coords=tokens, backend="flash")
 
 
 def test_wide_windows_and_late_positions_are_not_mistaken_for_plain_causal():
@@ -364,5 +366,5 @@ def test_wide_windows_and_late_positions_are_not_mistaken_for_plain_causal():
     late = Coordinates(torch.arange(5, 12)[None], torch.ones(1, 7, dtype=torch.long))
     q, k, v = qkv(late, late)
     for backend in BACKENDS:
-        got = attend(q, k, v, rule=rule, queries=late, keys=late, backend=backend)
+        got = attend(q, k, v, rule=rule, q_coords=late, k_coords=late, backend=backend)
         torch.testing.assert_close(got, brute_force(q, k, v, rule, late, late), atol=1e-10, rtol=0)

@@ -17,7 +17,7 @@ from pellucid.errors import InputError, ShapeError, UnsupportedError
 from pellucid.nn import GroupedAttention, PreNormBlock, RMSNorm, Rotary
 from pellucid.nn.norms import BareRMSNorm, HeadLayerNorm, LayerNorm
 from pellucid.nn.positions import Alibi, LongRope, RelativeBias
-from pellucid.visibility import Coordinates, causal, everything, sinks, window
+from pellucid.visibility import Coordinates, causal, full, sinks, window
 
 D, N, K, H = 12, 4, 2, 6
 BACKENDS = ["reference", "sdpa", "ragged"]
@@ -167,9 +167,9 @@ def test_a_bias_stays_through_a_cache(kind, chunks):
     if kind == "relative":
         nn.init.normal_(bias.weight, std=5.0)
     whole, x = laid_out((9, 7), (0, 2), 9), stream(2, 9)
-    blocks = [layer(make()), layer(make("softcap"))]
-    assert_chunks_agree(blocks, x, whole, chunks, bias=bias)
-    plain, biased = run(blocks, x, whole), run(blocks, x, whole, bias=bias)
+    same_group = [layer(make()), layer(make("softcap"))]
+    assert_chunks_agree(same_group, x, whole, chunks, bias=bias)
+    plain, biased = run(same_group, x, whole), run(same_group, x, whole, bias=bias)
     assert (plain - biased).abs().max() > 1e-2
 
 
@@ -177,17 +177,17 @@ def test_a_bias_stays_through_a_cache(kind, chunks):
 @pytest.mark.parametrize("starts", [(0, 0, 0), (2, 0, 4), (1, 0, 2)], ids=["right", "left", "both"])
 def test_padding_and_batch_mates_move_nothing(option, starts):
     """P-PAD, P-BATCH, B65: rows of 3, 5 and 1 tokens with positions of their own."""
-    blocks, lengths = [layer(make(option)), layer(make(option))], (3, 5, 1)
+    same_group, lengths = [layer(make(option)), layer(make(option))], (3, 5, 1)
     rows = [stream(1, length) for length in lengths]
     together = laid_out(lengths, starts, 6)
     x = torch.full((3, 6, D), 1e4, dtype=torch.float64)
     for i, (row, start) in enumerate(zip(rows, starts, strict=True)):
         x[i, start : start + lengths[i]] = row[0]
-    got = run(blocks, x, together)
+    got = run(same_group, x, together)
     x[~together.real] = float("nan")
-    assert torch.equal(run(blocks, x, together)[together.real], got[together.real])
+    assert torch.equal(run(same_group, x, together)[together.real], got[together.real])
     for i, (row, start) in enumerate(zip(rows, starts, strict=True)):
-        alone = run(blocks, row, Coordinates.range(lengths[i]))
+        alone = run(same_group, row, Coordinates.range(lengths[i]))
         torch.testing.assert_close(got[i, start : start + lengths[i]], alone[0], atol=1e-10, rtol=0)
 
 
@@ -195,14 +195,14 @@ def test_padding_and_batch_mates_move_nothing(option, starts):
 def test_later_tokens_never_matter(option):
     """P-CAUSAL, for other numbers and for NaN, cached or not."""
     part, x, places = make(option), stream(1, 6), Coordinates.range(6)
-    blocks = [layer(part)]
-    plain, cached = run(blocks, x, places), in_chunks(blocks, x, places, [2, 4])
+    same_group = [layer(part)]
+    plain, cached = run(same_group, x, places), in_chunks(same_group, x, places, [2, 4])
     for j in range(1, 6):
         for other in (1e4, float("nan")):
             y = x.clone()
             y[0, j] = other
-            assert torch.equal(run(blocks, y, places)[0, :j], plain[0, :j])
-            assert torch.equal(in_chunks(blocks, y, places, [2, 4])[0, :j], cached[0, :j])
+            assert torch.equal(run(same_group, y, places)[0, :j], plain[0, :j])
+            assert torch.equal(in_chunks(same_group, y, places, [2, 4])[0, :j], cached[0, :j])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -236,7 +236,7 @@ def test_what_a_backend_cannot_do_it_refuses(option, backend):
 
 def test_a_softcap_bends_scores():
     """B119: scores [0, 100] under a cap of 50 become [0, 50·tanh 2 = 48.201]."""
-    part = GroupedAttention(2, heads=1, kv_heads=1, head_size=1, rule=everything(), scale=1.0, softcap=50.0).double()
+    part = GroupedAttention(2, heads=1, kv_heads=1, head_size=1, rule=full(), scale=1.0, softcap=50.0).double()
     with torch.no_grad():
         part.q_proj.weight.copy_(torch.tensor([[1.0, 0.0]]))
         part.k_proj.weight.copy_(torch.tensor([[0.0, 1.0]]))
@@ -264,17 +264,17 @@ def test_sinks_take_weight_and_give_no_value():
 @pytest.mark.parametrize("option", ["plain", "softcap", "sinks", "clip", "norms of heads"])
 def test_a_row_that_sees_nothing_gives_zero_and_moves_nothing(option):
     """B23: a row of padding among three, two layers deep: exactly 0, gradients finite and 0 at what it holds."""
-    blocks = [layer(make(option)), layer(make(option))]
+    same_group = [layer(make(option)), layer(make(option))]
     x = stream(3, 4)
     x[1] = float("nan")
     x.requires_grad_()
     places = laid_out((4, 0, 2), (0, 0, 1), 4)
-    out = run(blocks, x, places)
+    out = run(same_group, x, places)
     assert (out[1] == 0).all()
     out.square().sum().backward()
     assert (x.grad[1] == 0).all()
     assert x.grad[0].abs().sum() > 0
-    for block in blocks:
+    for block in same_group:
         for name, parameter in block.named_parameters():
             assert torch.isfinite(parameter.grad).all(), name
             assert parameter.grad.abs().sum() > 0, name
@@ -308,8 +308,8 @@ def test_more_queries_than_keys(backend):
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e30])
 def test_what_unused_and_padded_slots_hold_never_matters(option, bad):
     """B20, B25: outputs and gradients as if it were 0, for finite numbers bit for bit."""
-    blocks = [layer(make(option)), layer(make(option))]
-    assert_unread_slots_never_matter(blocks, stream(2, 9), bad, atol=0 if bad == 1e30 else 1e-12)
+    same_group = [layer(make(option)), layer(make(option))]
+    assert_unread_slots_never_matter(same_group, stream(2, 9), bad, atol=0 if bad == 1e30 else 1e-12)
 
 
 def test_scores_do_not_overflow_in_float16():
@@ -373,10 +373,10 @@ def test_sizes_that_do_not_fit_are_named():
 def test_a_rotary_that_goes_by_length_refuses_to_go_on():
     rotary = Rotary(4, scaling=LongRope([1.0, 1.5], [2.0, 4.0], original_length=8, factor=2.0))
     part = GroupedAttention(D, heads=2, kv_heads=2, head_size=4, rule=causal(), rotary=rotary).double()
-    blocks = [layer(part)]
-    cache = new_cache(blocks, 1, 16, crosses=rotary.crosses)
+    same_group = [layer(part)]
+    cache = new_cache(same_group, 1, 16, crosses=rotary.crosses)
     x = stream(1, 9)
-    run(blocks, x[:, :8], Coordinates.range(8), cache)
+    run(same_group, x[:, :8], Coordinates.range(8), cache)
     with pytest.raises(UnsupportedError, match="a document of 8 tokens, which are turned by other angles than in one"):
-        run(blocks, x[:, 8:], Coordinates.range(1), cache)
+        run(same_group, x[:, 8:], Coordinates.range(1), cache)
     assert cache.row_lengths == [8]

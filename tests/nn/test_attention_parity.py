@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from helpers.layers import laid_out
-from pellucid.nn import CrossAttention, GroupedAttention, LatentAttention, Memory, RMSNorm, Rotary
+from pellucid.nn import CrossAttention, EncoderOutput, GroupedAttention, LatentAttention, RMSNorm, Rotary
 from pellucid.nn.positions import RelativeBias, Yarn
-from pellucid.visibility import Coordinates, causal, everything, window
+from pellucid.visibility import Coordinates, causal, full, window
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -134,9 +134,9 @@ def test_t5_attends_to_its_encoder():
     ours = CrossAttention(D, heads=4, kv_heads=4, head_size=6, scale=1.0)
     ours = copied(ours, theirs, q_proj="q", k_proj="k", v_proj="v", o_proj="o")
     x, places, (states, memory) = stream() * 0.3, Coordinates.range(T, 2), source()
-    mask = hidden_as_infinity(everything(), places, memory)
+    mask = hidden_as_infinity(full(), places, memory)
     expected = theirs(x, mask, key_value_states=states)[0]
-    agree(ours(x, places, Memory(states, memory)), expected)
+    agree(ours(x, places, EncoderOutput(states, memory)), expected)
 
 
 @pytest.mark.parametrize("decoder", [True, False])
@@ -150,11 +150,11 @@ def test_t5_attends_to_itself(decoder):
     bias = RelativeBias(4, causal=decoder, buckets=8, max_distance=6).double()
     table = theirs.relative_attention_bias
     bias.weight = table.weight
-    mask = hidden_as_infinity(causal() if decoder else everything(), Coordinates.range(T, 2), Coordinates.range(T, 2))
+    mask = hidden_as_infinity(causal() if decoder else full(), Coordinates.range(T, 2), Coordinates.range(T, 2))
     x, places = stream() * 0.3, Coordinates.range(T, 2)
     expected = theirs(x, mask)[0]
     del theirs.relative_attention_bias
-    rule = causal() if decoder else everything()
+    rule = causal() if decoder else full()
     ours = GroupedAttention(D, heads=4, kv_heads=4, head_size=6, rule=rule, scale=1.0)
     ours = copied(ours, theirs, q_proj="q", k_proj="k", v_proj="v", o_proj="o")
     agree(ours(x, places, places, bias=bias(places, places)), expected)
@@ -167,9 +167,9 @@ def test_bart_attends_to_its_encoder():
     ours = CrossAttention(D, heads=4, kv_heads=4, head_size=4, biases=("q", "k", "v", "o"))
     ours = copied(ours, theirs, o_proj="out_proj")
     x, places, (states, memory) = stream(), Coordinates.range(T, 2), source()
-    mask = hidden_as_infinity(everything(), places, memory)
+    mask = hidden_as_infinity(full(), places, memory)
     expected = theirs(x, key_value_states=states, attention_mask=mask)[0]
-    agree(ours(x, places, Memory(states, memory)), expected)
+    agree(ours(x, places, EncoderOutput(states, memory)), expected)
 
 
 @pytest.mark.parametrize("local", [False, True])
@@ -274,5 +274,5 @@ def test_torch_multihead_attention():
     agree(ours.weights(x, places), weights)
     ours = _from_torch(CrossAttention(D, **words), theirs)
     expected, weights = theirs(x, states, states, key_padding_mask=~memory.real, average_attn_weights=False)
-    agree(ours(x, places, Memory(states, memory)), expected)
-    agree(ours.weights(x, places, Memory(states, memory)), weights)
+    agree(ours(x, places, EncoderOutput(states, memory)), expected)
+    agree(ours.weights(x, places, EncoderOutput(states, memory)), weights)

@@ -7,17 +7,17 @@ import torch
 
 from pellucid.errors import ShapeError, UnsupportedError
 from pellucid.nn.attend import attend, choose
-from pellucid.nn.backends import ragged, sdpa
-from pellucid.nn.backends.call import Call, made_finite
+from pellucid.nn.backends import sdpa, varlen
+from pellucid.nn.backends.inputs import AttentionInputs, made_finite
 from pellucid.visibility import (
     Coordinates,
     Layout,
-    blocks,
     causal,
     chunk,
-    everything,
     from_visible,
+    full,
     prefix,
+    same_group,
     sinks,
     window,
 )
@@ -51,12 +51,12 @@ def drawn(queries, keys, heads=4, kv_heads=2, size=8):
 
 def asked(queries, keys, rule, heads=4, kv_heads=2, **words):
     names = {"scale": None, "softcap": None, "bias": None, "sink_logits": None, "dropout": 0.0, **words}
-    return Call(*drawn(queries, keys, heads, kv_heads), rule, queries, keys, **names)
+    return AttentionInputs(*drawn(queries, keys, heads, kv_heads), rule, queries, keys, **names)
 
 
 def assert_as_the_reference(queries, keys, rule, heads=(4, 2), backends=("sdpa", "ragged", "auto"), **words):
     tensors = drawn(queries, keys, *heads)
-    settings = {"rule": rule, "queries": queries, "keys": keys, **words}
+    settings = {"rule": rule, "q_coords": queries, "k_coords": keys, **words}
     expected = attend(*tensors, backend="reference", **settings)
     for backend in backends:
         got = attend(*tensors, backend=backend, **settings)
@@ -75,18 +75,18 @@ PADDED = Coordinates(torch.tensor([[0, 1, 2], [0, 0, 1]]), torch.tensor([[1, 1, 
         (TEN, TEN, causal(), False, True),
         (TEN, TEN, causal() & window(10), False, True),
         (TEN, TEN, causal() & window(9), True, False),
-        (TEN, TEN, everything(), False, False),
+        (TEN, TEN, full(), False, False),
         (TEN, TEN, chunk(10), False, False),
         (TEN, TEN, chunk(9), True, False),
         (TEN, TEN, window(1), True, False),  # as many pairs as causal(), and none of them
         (TEN, TEN, from_visible(torch.ones(10, 10, dtype=torch.bool)), True, False),
         (halves(5), halves(5), causal(), True, False),
-        (PADDED, PADDED, everything(), True, False),
+        (PADDED, PADDED, full(), True, False),
         (NEXT, TEN, causal(), False, False),
         (NEXT, TEN, causal() & window(10), False, False),
         (NEXT, TEN, causal() & window(9), True, False),
-        (NEXT, TEN, everything(), False, False),
-        (TEN, Coordinates.range(3, 2), everything(), False, False),
+        (NEXT, TEN, full(), False, False),
+        (TEN, Coordinates.range(3, 2), full(), False, False),
         (TEN, Coordinates.range(3, 2), causal(), True, False),
         (Coordinates.range(1, 2), Coordinates.range(1, 2), causal(), False, False),
     ],
@@ -153,11 +153,11 @@ LATE = at(*range(5, 12))
     ids=str,
 )
 def test_positions_decide_for_every_kernel(queries, keys, rule):
-    for asking in (rule, causal(), everything()):
+    for asking in (rule, causal(), full()):
         assert_as_the_reference(queries, keys, asking)
 
 
-@pytest.mark.parametrize("rule", [causal(), everything(), causal() & window(2), causal() | blocks()], ids=str)
+@pytest.mark.parametrize("rule", [causal(), full(), causal() & window(2), causal() | same_group()], ids=str)
 def test_documents_in_pieces_whose_positions_go_back_and_on(rule):
     """One document before and behind padding: its second piece begins again, goes on, or skips."""
     segments = torch.tensor([[1, 1, 0, 1, 1, 2, 1]] * 3)
@@ -165,7 +165,7 @@ def test_documents_in_pieces_whose_positions_go_back_and_on(rule):
     groups = torch.tensor([[1, 1, 0, 1, 2, 2, 2]] * 3)
     places = Coordinates(positions, segments, groups)
     assert_as_the_reference(places, places, rule)
-    plan = ragged._plan(places, places)
+    plan = varlen._plan(places, places)
     for piece in plan.coordinates.values():
         assert piece.layout == Layout.of(piece.positions, piece.segments)
 
@@ -175,8 +175,8 @@ def test_documents_in_pieces_whose_positions_go_back_and_on(rule):
 
 def test_documents_are_cut_where_that_is_less_work():
     """Two documents of n: 2 n² pairs and two calls, against (2 n)² pairs; at a tie one call is as good."""
-    tie = math.isqrt(ragged._PAIRS_PER_CALL)
-    assert tie**2 == ragged._PAIRS_PER_CALL
+    tie = math.isqrt(varlen._PAIRS_PER_CALL)
+    assert tie**2 == varlen._PAIRS_PER_CALL
 
     def chosen(length, rule=None, rows=1, **words):
         places = halves(length, rows)
@@ -194,7 +194,7 @@ def test_documents_are_cut_where_that_is_less_work():
 
 def test_a_given_mask_is_never_cut():
     """Groups or none, alone or as a part of a rule: ``auto`` finds a kernel that can."""
-    n = math.isqrt(ragged._PAIRS_PER_CALL) + 1
+    n = math.isqrt(varlen._PAIRS_PER_CALL) + 1
     row = halves(n)
     mask = from_visible(torch.ones(2 * n, 2 * n, dtype=torch.bool).tril(-1))
     for groups in (None, torch.ones_like(row.segments)):
@@ -202,17 +202,17 @@ def test_a_given_mask_is_never_cut():
         for rule in (mask, mask & causal(), mask | causal()):
             assert_as_the_reference(places, places, rule, backends=("auto",))
             with pytest.raises(UnsupportedError, match="ragged cannot cut a given mask into documents; use backend="):
-                attend(*drawn(places, places), rule=rule, queries=places, keys=places, backend="ragged")
+                attend(*drawn(places, places), rule=rule, q_coords=places, k_coords=places, backend="ragged")
 
 
 def test_groups_are_cut_with_their_documents():
     groups = torch.tensor([[1, 1, 0, 2, 2, 0, 1, 1]])
     places = Coordinates(halves(4).positions, halves(4).segments, groups)
-    out = assert_as_the_reference(places, places, causal() | blocks())
+    out = assert_as_the_reference(places, places, causal() | same_group())
     assert not torch.equal(out, assert_as_the_reference(places, places, causal()))
 
 
-@pytest.mark.parametrize("rule", [causal(), everything(), causal() & window(2)], ids=str)
+@pytest.mark.parametrize("rule", [causal(), full(), causal() & window(2)], ids=str)
 @pytest.mark.parametrize("who", ["queries", "keys", "both"])
 def test_a_host_that_was_not_told_where_tokens_are(who, rule):
     """The answer stays, ``auto`` finds it, and what has to know says so."""
@@ -222,7 +222,7 @@ def test_a_host_that_was_not_told_where_tokens_are(who, rule):
         assert_as_the_reference(first, second, rule, backends=("sdpa", "auto"))
         assert choose(asked(first, second, rule)) == "sdpa"
         with pytest.raises(UnsupportedError, match="ragged needs coordinates whose layout the host knows"):
-            attend(*drawn(first, second), rule=rule, queries=first, keys=second, backend="ragged")
+            attend(*drawn(first, second), rule=rule, q_coords=first, k_coords=second, backend="ragged")
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "auto"])
@@ -232,7 +232,7 @@ def test_no_number_is_asked_of_the_device(backend):
         places = Coordinates(torch.zeros(2, 5, dtype=torch.long), torch.zeros(2, 5, dtype=torch.long))
         q, k = torch.zeros(2, 5, 4, 8), torch.zeros(2, 5, 2, 8)
     assert places.layout is None
-    out = attend(q, k, k, rule=causal() & window(2), queries=places, keys=places, backend=backend)
+    out = attend(q, k, k, rule=causal() & window(2), q_coords=places, k_coords=places, backend=backend)
     assert (out.device.type, out.shape) == ("meta", q.shape)
 
 
@@ -256,7 +256,7 @@ def test_a_compiler_goes_around_attention_at_places_that_are_apart(apart, compil
     row, went_around = Coordinates.range(3), []
     places = Coordinates(row.positions, row.segments, layout=row.layout, apart=apart)
     q, k, v = drawn(row, row)
-    expected = attend(q, k, v, rule=causal(), queries=row, keys=row)
+    expected = attend(q, k, v, rule=causal(), q_coords=row, k_coords=row)
 
     def around(function):
         def run(*arguments, **words):
@@ -268,7 +268,7 @@ def test_a_compiler_goes_around_attention_at_places_that_are_apart(apart, compil
 
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
     monkeypatch.setattr(torch.compiler, "disable", around)
-    got = attend(q, k, v, rule=causal(), queries=places, keys=places)
+    got = attend(q, k, v, rule=causal(), q_coords=places, k_coords=places)
     monkeypatch.undo()
     torch.testing.assert_close(got, expected, atol=1e-10, rtol=0)
     assert went_around == ["attend"] * (apart and compiling)
@@ -283,7 +283,7 @@ def test_a_compiler_goes_around_attention_at_places_that_are_apart(apart, compil
 def test_one_number_that_is_not_finite_is_loud_for_those_who_see_it(backend, bad, where):
     """In keys or in values, in one feature of one head; all others have what they had."""
     places = Coordinates(torch.tensor([[0, 1, 2, 0, 1, 0]]), torch.tensor([[1, 1, 1, 2, 2, 0]]))
-    settings = {"rule": causal(), "queries": places, "keys": places, "backend": backend}
+    settings = {"rule": causal(), "q_coords": places, "k_coords": places, "backend": backend}
     q, k, v = drawn(places, places)
     clean = attend(q, k, v, **settings)
     for tensor in (k, v):
@@ -299,7 +299,7 @@ def test_values_may_be_of_another_size(backend):
     places = halves(3)
     q, k, _ = drawn(places, places)
     v = torch.randn(1, 6, 2, 5, dtype=torch.float64)
-    settings = {"rule": causal(), "queries": places, "keys": places}
+    settings = {"rule": causal(), "q_coords": places, "k_coords": places}
     got = attend(q, k, v, backend=backend, **settings)
     assert got.shape == (1, 6, 4, 5)
     by_one = [attend(q, k, v[..., [i]].expand_as(k), backend="reference", **settings)[..., :1] for i in range(5)]
@@ -314,10 +314,10 @@ def test_values_may_be_of_another_size(backend):
         ({"dropout": 1.0}, "dropout is 1.0, but a probability below 1"),
         ({"dropout": -0.1}, "dropout is -0.1"),
         ({"dropout": float("nan")}, "dropout is nan"),
-        ({"keys": Coordinates.range(5)}, r"coordinates of the keys are \(1, 5\), but the tensors have \(1, 4\)"),
+        ({"k_coords": Coordinates.range(5)}, r"coordinates of the keys are \(1, 5\), but the tensors have \(1, 4\)"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(words, message):
     places = Coordinates.range(4)
     with pytest.raises(ShapeError, match=message):
-        attend(*drawn(places, places), **{"rule": causal(), "queries": places, "keys": places, **words})
+        attend(*drawn(places, places), **{"rule": causal(), "q_coords": places, "k_coords": places, **words})

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from pellucid.errors import ShapeError
-from pellucid.nn import CrossAttention, GroupedAttention, LatentAttention, Memory, Rotary
+from pellucid.nn import CrossAttention, EncoderOutput, GroupedAttention, LatentAttention, Rotary
 from pellucid.nn import init as first
 from pellucid.nn.block import (
     DeepNormBlock,
@@ -18,7 +18,7 @@ from pellucid.nn.block import (
     SandwichBlock,
 )
 from pellucid.nn.ffn import GatedFFN
-from pellucid.nn.moe import GatedExperts, MoE, RoutingTally, SigmoidRouter, SoftmaxRouter
+from pellucid.nn.moe import GatedExperts, MoE, RouterStatsSink, SigmoidRouter, SoftmaxRouter
 from pellucid.nn.norms import LayerNorm, RMSNorm
 from pellucid.nn.parallel_block import ParallelBlock, ParallelTwoNormBlock
 from pellucid.visibility import Coordinates, causal
@@ -184,12 +184,12 @@ PADDED = Coordinates(torch.tensor([[0, 1, 2, 3], [0, 1, 0, 0]]), torch.tensor([[
 
 @pytest.mark.parametrize("kind", BLOCKS)
 def test_blocks_tell_their_experts_what_is_padding(kind):
-    block, x, tally = routed(kind), stream(), RoutingTally()
+    block, x, tally = routed(kind), stream(), RouterStatsSink()
     out = block(x, PADDED, PADDED, tally=tally)
     assert tally.sums.count.item() == 6
     assert tally.sums.tokens.sum().item() == 12
     assert torch.equal(block(x, PADDED, PADDED), out)
-    plain = RoutingTally()
+    plain = RouterStatsSink()
     make(kind).double()(x, PADDED, PADDED, tally=plain)
     assert plain.sums is None
 
@@ -197,7 +197,7 @@ def test_blocks_tell_their_experts_what_is_padding(kind):
 @pytest.mark.parametrize("kind", BLOCKS)
 def test_the_balance_loss_comes_through_checkpointing(kind):
     def gradients(run):
-        block, tally = routed(kind), RoutingTally()
+        block, tally = routed(kind), RouterStatsSink()
         x = torch.ones(2, 4, D, dtype=torch.float64).cumsum(-1).cumsum(1).sin().requires_grad_()
         out = run(block, x, PADDED, PADDED, tally=tally)
         loss = tally.sums.loss()
@@ -341,7 +341,7 @@ def test_pre_norm_counts_the_branches_of_a_layer():
     assert_std(96**-0.5, cross.k_proj.weight, cross.v_proj.weight)
     first.init_pre_norm(block, layers=6, branches=3, std=None, residual="zero", generator=seeded())
     x, places = torch.randn(1, 3, 64), Coordinates.range(3)
-    assert torch.equal(block(x, places, places, memory=Memory(torch.randn(1, 3, 96), places)), x)
+    assert torch.equal(block(x, places, places, memory=EncoderOutput(torch.randn(1, 3, 96), places)), x)
 
 
 def test_deep_norm_scales_the_values_of_latent_and_cross_attention():
@@ -384,7 +384,7 @@ def test_deep_norm_constants():
 
 def _deep(layers, alpha, beta):
     words = {"dropout": 0.0, "alpha": alpha}
-    blocks = nn.ModuleList(
+    same_group = nn.ModuleList(
         DeepNormBlock(
             attention=GroupedAttention(32, heads=2, kv_heads=2, head_size=16, rule=causal()),
             ffn=GatedFFN(32, 64, activation="silu", bias=False, dropout=0.0),
@@ -394,23 +394,23 @@ def _deep(layers, alpha, beta):
         )
         for _ in range(layers)
     )
-    first.init_deep_norm(blocks, beta=beta, generator=seeded())
-    return blocks
+    first.init_deep_norm(same_group, beta=beta, generator=seeded())
+    return same_group
 
 
-def _moved(blocks):
+def _moved(same_group):
     """How far one step of plain gradient descent moves the output."""
 
     def run():
         h = torch.randn(2, 6, 32, generator=seeded())
-        for block in blocks:
+        for block in same_group:
             h = block(h, Coordinates.range(6, 2), Coordinates.range(6, 2))
         return h
 
     before = run()
     (before * torch.randn(before.shape, generator=seeded().manual_seed(6))).sum().backward()
     with torch.no_grad():
-        for p in blocks.parameters():
+        for p in same_group.parameters():
             if p.ndim > 1:  # the paper's bound is about matrices, not about the norms' own weights
                 p -= 1e-4 * p.grad
     return (run() - before).abs().mean().item()

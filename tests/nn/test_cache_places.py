@@ -6,8 +6,8 @@ import torch
 from helpers.layers import laid_out, packed
 from pellucid.errors import InputError, LengthError, ShapeError, UnsupportedError
 from pellucid.nn import ContiguousCache
-from pellucid.nn.runs import ends, lengths, merged
-from pellucid.visibility import Coordinates, Layout, Run, blocks, causal, chunk, everything, lookahead, prefix, window
+from pellucid.nn.layout import ends, lengths, merged
+from pellucid.visibility import Coordinates, Layout, Run, causal, chunk, full, lookahead, prefix, same_group, window
 
 
 def empty(rows=2, capacity=12, **words):
@@ -116,10 +116,10 @@ def test_what_goes_on_must_be_told():
         (causal() | prefix(3), 3, True),  # the prefix was whole
         (causal() | prefix(3), 4, True),
         (lookahead(1), 3, False),
-        (everything(), 3, False),
+        (full(), 3, False),
         (chunk(3), 2, False),
         (chunk(3), 3, True),  # a whole chunk, which nothing later is in
-        (everything() & causal(), 3, True),
+        (full() & causal(), 3, True),
     ],
     ids=str,
 )
@@ -144,7 +144,7 @@ def test_the_row_that_holds_least_decides():
         cache.place(Coordinates.range(1, 2), [causal() | prefix(3)])
 
 
-@pytest.mark.parametrize("rule", [causal() | prefix(), causal() | blocks()], ids=str)
+@pytest.mark.parametrize("rule", [causal() | prefix(), causal() | same_group()], ids=str)
 def test_groups_go_on_where_nobody_missed_them(rule):
     """A grouped prefix that is whole, then plain tokens, then a group that earlier tokens would have seen."""
     ones = torch.ones(1, 3, dtype=torch.long)

@@ -9,7 +9,7 @@ from torch import nn
 
 from helpers.layers import CHUNKS, assert_chunks_agree, in_chunks, laid_out, new_cache, packed, run
 from pellucid.errors import InputError, ShapeError, UnsupportedError
-from pellucid.nn import CrossAttention, GatedFFN, GroupedAttention, Memory, RMSNorm
+from pellucid.nn import CrossAttention, EncoderOutput, GatedFFN, GroupedAttention, RMSNorm
 from pellucid.nn.backends import sdpa
 from pellucid.nn.block import (
     DeepNormBlock,
@@ -67,7 +67,7 @@ def stream(rows=2, slots=2, size=D):
 
 
 def whole_memory(rows=2, slots=5):
-    return Memory(stream(rows, slots, M), Coordinates.range(slots, rows))
+    return EncoderOutput(stream(rows, slots, M), Coordinates.range(slots, rows))
 
 
 def written_out(part, x, memory):
@@ -105,7 +105,7 @@ def test_the_first_query_sees_the_whole_memory(backend):
     for slot in range(5):
         moved = memory.x.clone()
         moved[:, slot] += 1
-        assert ((part(x, places, Memory(moved, memory.places)) - out).abs().amax(-1) > 1e-6).all()
+        assert ((part(x, places, EncoderOutput(moved, memory.places)) - out).abs().amax(-1) > 1e-6).all()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -113,15 +113,15 @@ def test_documents_read_their_own_memory(backend):
     """P-PACK: document d of the queries and document d of the memory, as if they were alone."""
     part, x, states = make(backend=backend), stream(1, 6), stream(1, 8, M)
     queries, places = packed(2, 3, 1), packed(4, 1, 3)
-    out = part(x, queries, Memory(states, places))
+    out = part(x, queries, EncoderOutput(states, places))
     for own, theirs in (((0, 2), (0, 4)), ((2, 5), (4, 5)), ((5, 6), (5, 8))):
-        memory = Memory(states[:, slice(*theirs)], Coordinates.range(theirs[1] - theirs[0]))
+        memory = EncoderOutput(states[:, slice(*theirs)], Coordinates.range(theirs[1] - theirs[0]))
         alone = part(x[:, slice(*own)], Coordinates.range(own[1] - own[0]), memory)
         torch.testing.assert_close(out[:, slice(*own)], alone, atol=1e-10, rtol=0)
     for other in (1e4, float("nan")):
         moved = states.clone()
         moved[0, :4] = other
-        again = part(x, queries, Memory(moved, places))
+        again = part(x, queries, EncoderOutput(moved, places))
         assert torch.equal(again[0, 2:], out[0, 2:])
         assert not torch.equal(again[0, :2], out[0, :2])
 
@@ -136,14 +136,14 @@ def test_padding_of_the_memory_never_matters(option, bad):
 
     def outcome(value):
         padded = torch.where(places.real[..., None], states, torch.full((), value).double()).requires_grad_()
-        out = part(x, queries, Memory(padded, places))
+        out = part(x, queries, EncoderOutput(padded, places))
         return [out, *torch.autograd.grad(out.square().sum(), [padded, *part.parameters()])]
 
     expected = outcome(0.0)
     assert (expected[1][~places.real] == 0).all()
     for got, want in zip(outcome(bad), expected, strict=True):
         assert torch.equal(got, want)
-    alone = part(x[1:], Coordinates.range(2), Memory(states[1:, 2:5], Coordinates.range(3)))
+    alone = part(x[1:], Coordinates.range(2), EncoderOutput(states[1:, 2:5], Coordinates.range(3)))
     torch.testing.assert_close(expected[0][1:], alone, atol=1e-10, rtol=0)
 
 
@@ -153,7 +153,7 @@ def test_an_empty_memory_gives_zero(option):
     part, x = make(option), stream(2, 3)
     queries = Coordinates(torch.tensor([[0, 1, 2], [0, 1, 0]]), torch.tensor([[1, 1, 1], [1, 1, 2]]))
     states = stream(2, 4, M).requires_grad_()
-    out = part(x, queries, Memory(states, laid_out((0, 3), (0, 1), 4)))
+    out = part(x, queries, EncoderOutput(states, laid_out((0, 3), (0, 1), 4)))
     assert (out[0] == 0).all()
     assert (out[1, 2] == 0).all()
     assert (out[1, :2] != 0).any()
@@ -170,99 +170,99 @@ def test_an_empty_memory_gives_zero(option):
 @pytest.mark.parametrize("chunks", CHUNKS, ids=str)
 def test_chunks_through_a_cache_equal_one_pass(option, chunks):
     """P-CACHE: targets of 9 and 7 tokens, left-padded, sources of 7 and 4, whose states are told once."""
-    memory = Memory(stream(2, 7, M), laid_out((7, 4), (0, 1), 7))
-    blocks = [block(name=option), block(PostNormBlock, option)]
-    assert_chunks_agree(blocks, stream(2, 9), laid_out((9, 7), (0, 2), 9), chunks, memory)
+    memory = EncoderOutput(stream(2, 7, M), laid_out((7, 4), (0, 1), 7))
+    same_group = [block(name=option), block(PostNormBlock, option)]
+    assert_chunks_agree(same_group, stream(2, 9), laid_out((9, 7), (0, 2), 9), chunks, memory)
 
 
 def test_a_window_of_the_decoder_does_not_reach_the_memory():
     """B59: source 10, window 3: changing source 0 changes the output at step 5."""
-    blocks = [block(rule=causal() & window(3))]
+    same_group = [block(rule=causal() & window(3))]
     x, memory = stream(1, 6), whole_memory(1, 10)
     moved = memory.x.clone()
     moved[0, 0] += 1
     outs = [
-        in_chunks(blocks, x, Coordinates.range(6), [1] * 6, memory=Memory(states, memory.places))
+        in_chunks(same_group, x, Coordinates.range(6), [1] * 6, memory=EncoderOutput(states, memory.places))
         for states in (memory.x, moved)
     ]
     assert (outs[0][0, 5] - outs[1][0, 5]).abs().max() > 1e-6
 
 
-def alone(blocks, x, states, taken):
+def alone(same_group, x, states, taken):
     """The last output of ``x[:, taken]`` with a memory, in one pass."""
-    memory = Memory(states, Coordinates.range(states.shape[1]))
-    return run(blocks, x[:, taken], Coordinates.range(len(taken)), memory=memory)[0, -1]
+    memory = EncoderOutput(states, Coordinates.range(states.shape[1]))
+    return run(same_group, x[:, taken], Coordinates.range(len(taken)), memory=memory)[0, -1]
 
 
 def test_reorder_takes_memories_along():
     """B55, B56: two sentences of two beams; both go on from beam 1, sentence 0 finishes, sentence 1 goes on with its
     own memory, in as many beams as there are then."""
-    blocks = [block(), block()]
+    same_group = [block(), block()]
     x, sources = stream(1, 12), [stream(1, 5, M), stream(1, 3, M)]
     states = torch.zeros(4, 5, M, dtype=torch.float64)
     states[:2], states[2:, :3] = sources[0], sources[1]
-    cache, memory = new_cache(blocks, 4, 9), Memory(states, laid_out((5, 5, 3, 3), (0, 0, 0, 0), 5))
+    cache, memory = new_cache(same_group, 4, 9), EncoderOutput(states, laid_out((5, 5, 3, 3), (0, 0, 0, 0), 5))
     begun = [[0, 1], [2, 3], [4, 5], [6, 7]]
-    run(blocks, torch.cat([x[:, b] for b in begun]), Coordinates.range(2, 4), cache, memory)
+    run(same_group, torch.cat([x[:, b] for b in begun]), Coordinates.range(2, 4), cache, memory)
 
     def step(tokens):
-        return run(blocks, torch.cat([x[:, [t]] for t in tokens]), Coordinates.range(1, len(tokens)), cache)[:, 0]
+        return run(same_group, torch.cat([x[:, [t]] for t in tokens]), Coordinates.range(1, len(tokens)), cache)[:, 0]
 
     cache.reorder(torch.tensor([1, 1, 3, 3]))
     rows = [[2, 3], [2, 3], [6, 7], [6, 7]]
     got = step([8, 9, 8, 9])
     for r, token in enumerate([8, 9, 8, 9]):
-        expected = alone(blocks, x, sources[r // 2], [*rows[r], token])
+        expected = alone(same_group, x, sources[r // 2], [*rows[r], token])
         torch.testing.assert_close(got[r], expected, atol=1e-10, rtol=0)
     cache.reorder(torch.tensor([3, 2, 3]))
     assert (cache.rows, cache.memory.shape, cache.memory.layout.tokens) == (3, (3, 5), 9)
     got = step([10, 10, 11])
     for r, taken in enumerate([[6, 7, 9, 10], [6, 7, 8, 10], [6, 7, 9, 11]]):
-        torch.testing.assert_close(got[r], alone(blocks, x, sources[1], taken), atol=1e-10, rtol=0)
+        torch.testing.assert_close(got[r], alone(same_group, x, sources[1], taken), atol=1e-10, rtol=0)
 
 
 def test_crop_and_snapshot_keep_the_memory():
-    blocks, x, memory = [block()], stream(1, 5), whole_memory(1)
-    cache = new_cache(blocks, 1, 9)
-    run(blocks, x[:, :3], Coordinates.range(3), cache, memory)
+    same_group, x, memory = [block()], stream(1, 5), whole_memory(1)
+    cache = new_cache(same_group, 1, 9)
+    run(same_group, x[:, :3], Coordinates.range(3), cache, memory)
     copy = cache.snapshot()
     for kept in cache.layers[0].cross:
         kept.fill_(7.0)
-    run(blocks, x[:, 3:4], Coordinates.range(1), copy)
+    run(same_group, x[:, 3:4], Coordinates.range(1), copy)
     for keep, taken in ((-2, [0, 1, 4]), (0, [4])):
         copy.crop(keep)
-        again = run(blocks, x[:, 4:], Coordinates.range(1), copy)[0, -1]
-        torch.testing.assert_close(again, alone(blocks, x, memory.x, taken), atol=1e-10, rtol=0)
+        again = run(same_group, x[:, 4:], Coordinates.range(1), copy)[0, -1]
+        torch.testing.assert_close(again, alone(same_group, x, memory.x, taken), atol=1e-10, rtol=0)
 
 
 def test_a_cache_tells_what_its_memory_is():
-    blocks, x, memory = [block(), block()], stream(), whole_memory()
-    cache = new_cache(blocks, 2, 9)
+    same_group, x, memory = [block(), block()], stream(), whole_memory()
+    cache = new_cache(same_group, 2, 9)
     with pytest.raises(InputError, match="no cache holds their keys and values; give Memory"):
-        make()(x, Coordinates.range(2, 2), Memory(None, memory.places), cache.layers[0])
+        make()(x, Coordinates.range(2, 2), EncoderOutput(None, memory.places), cache.layers[0])
     with pytest.raises(InputError, match="no cache holds their keys and values; give Memory"):
-        make()(x, Coordinates.range(2, 2), Memory(None, memory.places))
+        make()(x, Coordinates.range(2, 2), EncoderOutput(None, memory.places))
     with pytest.raises(ShapeError, match="memory has 3 rows but the cache has 2"):
         cache.remember(Coordinates.range(5, 3))
-    run(blocks, x, Coordinates.range(2, 2), cache, memory)
+    run(same_group, x, Coordinates.range(2, 2), cache, memory)
     with pytest.raises(UnsupportedError, match="holds 2 slots, whose tokens have read another memory"):
         cache.remember(memory.places)
     cache.crop(0)
     cache.remember(memory.places)
     with pytest.raises(InputError, match="no cache holds their keys and values"):  # not those of the memory before
-        run(blocks, x, Coordinates.range(2, 2), cache)
+        run(same_group, x, Coordinates.range(2, 2), cache)
 
 
 def test_a_pass_that_failed_leaves_nothing_of_its_memory():
     """The first layer had projected another source when the second failed."""
-    blocks, x, memory = [block(), block()], stream(), whole_memory()
-    cache = new_cache(blocks, 2, 9)
-    hook = blocks[1].register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(RuntimeError("midway")))
+    same_group, x, memory = [block(), block()], stream(), whole_memory()
+    cache = new_cache(same_group, 2, 9)
+    hook = same_group[1].register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(RuntimeError("midway")))
     with pytest.raises(RuntimeError, match="midway"):
-        run(blocks, x, Coordinates.range(2, 2), cache, whole_memory(2, 4))
+        run(same_group, x, Coordinates.range(2, 2), cache, whole_memory(2, 4))
     hook.remove()
-    got = run(blocks, x, Coordinates.range(2, 2), cache, memory)
-    torch.testing.assert_close(got, run(blocks, x, Coordinates.range(2, 2), memory=memory))
+    got = run(same_group, x, Coordinates.range(2, 2), cache, memory)
+    torch.testing.assert_close(got, run(same_group, x, Coordinates.range(2, 2), memory=memory))
 
 
 def test_states_that_are_given_count_whatever_a_cache_holds():
@@ -271,31 +271,31 @@ def test_states_that_are_given_count_whatever_a_cache_holds():
     memory = whole_memory()
     expected = part(x, places, memory)
     assert torch.equal(part(x, places, memory, kept), expected)
-    assert torch.equal(part(x, places, Memory(None, memory.places), kept), expected)
+    assert torch.equal(part(x, places, EncoderOutput(None, memory.places), kept), expected)
 
 
 def test_gradients_reach_the_memory_at_the_first_pass_and_stop_there():
-    blocks, memory = [block()], whole_memory()
+    same_group, memory = [block()], whole_memory()
     memory.x.requires_grad_()
-    cache = new_cache(blocks, 2, 9)
-    run(blocks, stream(), Coordinates.range(2, 2), cache, memory).sum().backward()
+    cache = new_cache(same_group, 2, 9)
+    run(same_group, stream(), Coordinates.range(2, 2), cache, memory).sum().backward()
     assert memory.x.grad.abs().sum() > 0
     memory.x.grad = None
-    run(blocks, stream(), Coordinates.range(2, 2), cache).sum().backward()
+    run(same_group, stream(), Coordinates.range(2, 2), cache).sum().backward()
     assert memory.x.grad is None
 
 
 def test_states_of_a_wider_stream():
     """An encoder with a float32 stream hands its states to weights in bfloat16."""
     part = make().bfloat16()
-    memory = Memory(stream(2, 5, M).float(), Coordinates.range(5, 2))
+    memory = EncoderOutput(stream(2, 5, M).float(), Coordinates.range(5, 2))
     assert part(stream().bfloat16(), Coordinates.range(2, 2), memory).dtype == torch.bfloat16
 
 
 def test_weights_are_those_of_the_forward_pass():
     for option in OPTIONS:
         part, x = make(option), stream()
-        memory = Memory(stream(2, 5, M), laid_out((5, 3), (0, 1), 5))
+        memory = EncoderOutput(stream(2, 5, M), laid_out((5, 3), (0, 1), 5))
         weights = part.weights(x, Coordinates.range(2, 2), memory)
         assert weights.shape == (2, N, 2, 5)
         assert (weights[1, :, :, [0, 4]] == 0).all()
@@ -318,7 +318,7 @@ def test_names_sizes_and_dropout():
 
 def test_what_does_not_fit_is_named():
     with pytest.raises(ShapeError, match=r"states are \(2, 5\), but its places are \(2, 4\); give one place a slot"):
-        Memory(stream(2, 5, M), Coordinates.range(4, 2))
+        EncoderOutput(stream(2, 5, M), Coordinates.range(4, 2))
     with pytest.raises(InputError, match="norm_over is 'all'"):
         make(norm_over="all")
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from pellucid.errors import InputError
-from pellucid.nn import TokenEmbedding, silenced
-from pellucid.nn.positions import LearnedPositions, SegmentEmbedding
+from pellucid.nn import TokenEmbedding, zero_padding
+from pellucid.nn.positions import LearnedPositions, TokenTypeEmbedding
 from pellucid.visibility import Coordinates, Layout, Run
 
 
@@ -14,7 +14,7 @@ def table(tokens=5, size=3):
 
 
 @pytest.mark.parametrize(
-    "made", [TokenEmbedding, LearnedPositions, SegmentEmbedding], ids=["tokens", "positions", "types"]
+    "made", [TokenEmbedding, LearnedPositions, TokenTypeEmbedding], ids=["tokens", "positions", "types"]
 )
 def test_a_table_starts_with_values_of_its_own(made):
     """Never with whatever stood in that memory before; torch draws these of an ``nn.Embedding`` too."""
@@ -62,7 +62,7 @@ def test_padding_is_zero_whatever_it_held(told):
         x = torch.randn(2, 3, 4)
         x[segments == 0] = float("nan")
         x.requires_grad_()
-        out = silenced(x, places if told else untold(places))
+        out = zero_padding(x, places if told else untold(places))
         assert torch.equal(out[segments != 0], x[segments != 0])
         assert (out[segments == 0] == 0).all()
         out.sum().backward()
@@ -71,13 +71,13 @@ def test_padding_is_zero_whatever_it_held(told):
 
 def test_a_stream_without_padding_is_left_alone(monkeypatch):
     x = torch.randn(2, 3, 4)
-    assert silenced(x, Coordinates.range(3, 2)) is x
+    assert zero_padding(x, Coordinates.range(3, 2)) is x
     packed = Coordinates(torch.tensor([[0, 1, 0]] * 2), torch.tensor([[1, 1, 2]] * 2))
-    assert silenced(x, packed) is x
+    assert zero_padding(x, packed) is x
     apart = Coordinates(packed.positions, packed.segments, apart=True)
-    assert silenced(x, apart) is x
+    assert zero_padding(x, apart) is x
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert silenced(x, packed) is x
-    assert silenced(x, apart) is not x  # one graph for batches with padding and without
+    assert zero_padding(x, packed) is x
+    assert zero_padding(x, apart) is not x  # one graph for batches with padding and without
     believed = Layout(2, 3, (Run(0, 0, 3, 1, 0), Run(1, 0, 2, 1, 0)))  # what the host says decides
-    assert silenced(x, Coordinates(packed.positions, packed.segments, layout=believed)) is not x
+    assert zero_padding(x, Coordinates(packed.positions, packed.segments, layout=believed)) is not x

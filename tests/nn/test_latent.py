@@ -18,7 +18,7 @@ from helpers.layers import (
 from pellucid.errors import InputError, ShapeError, UnsupportedError
 from pellucid.nn import LatentAttention, PreNormBlock, RMSNorm, Rotary
 from pellucid.nn.positions import RelativeBias, Yarn
-from pellucid.visibility import Coordinates, causal, everything, sinks, window
+from pellucid.visibility import Coordinates, causal, full, sinks, window
 
 D, N, R, P, Q, U = 12, 3, 8, 4, 6, 5
 BACKENDS = ["reference", "sdpa", "ragged"]
@@ -105,7 +105,7 @@ def test_no_option_does_nothing():
 
 
 @pytest.mark.parametrize("backend", [*BACKENDS, "auto"])
-@pytest.mark.parametrize("rule", [causal(), everything(), causal() & (window(2) | sinks(1))], ids=str)
+@pytest.mark.parametrize("rule", [causal(), full(), causal() & (window(2) | sinks(1))], ids=str)
 @pytest.mark.parametrize(
     "places",
     [Coordinates.range(6, 2), laid_out((6, 3), (0, 2), 6), packed(3, 2, 1), laid_out((0, 4), (0, 0), 6)],
@@ -138,8 +138,8 @@ def test_both_forms_agree_under_a_bias_and_a_softcap():
 @pytest.mark.parametrize("chunks", CHUNKS, ids=str)
 def test_chunks_through_a_cache_equal_one_pass(option, chunks, absorbed):
     """P-CACHE, B133; the second row left-padded."""
-    blocks = [layer(make(option, absorbed=absorbed)), layer(make(option, absorbed=absorbed))]
-    assert_chunks_agree(blocks, stream(2, 9), laid_out((9, 7), (0, 2), 9), chunks)
+    same_group = [layer(make(option, absorbed=absorbed)), layer(make(option, absorbed=absorbed))]
+    assert_chunks_agree(same_group, stream(2, 9), laid_out((9, 7), (0, 2), 9), chunks)
 
 
 @pytest.mark.parametrize("absorbed", [False, True, "auto"])
@@ -166,16 +166,16 @@ def test_a_cache_holds_the_latent_and_one_key():
 def test_auto_absorbs_where_few_queries_meet_many_latents(absorbed, expected):
     """A prompt makes keys and values; a step over it makes none."""
     part = make(absorbed=absorbed)
-    blocks, cache, calls = [layer(part)], new_cache([layer(part)], 1, 60), []
+    same_group, cache, calls = [layer(part)], new_cache([layer(part)], 1, 60), []
     part.kv_b_proj.register_forward_hook(lambda *_: calls.append(1))
     counts = []
     for length in (50, 1, 1):
         calls.clear()
-        run(blocks, stream(1, length), Coordinates.range(length), cache)
+        run(same_group, stream(1, length), Coordinates.range(length), cache)
         counts.append(len(calls))
     assert counts == expected
     calls.clear()
-    run(blocks, stream(1, 1), Coordinates.range(1))
+    run(same_group, stream(1, 1), Coordinates.range(1))
     assert len(calls) == (absorbed is not True), "without a cache auto is the explicit form"
 
 
@@ -183,43 +183,43 @@ def test_auto_absorbs_where_few_queries_meet_many_latents(absorbed, expected):
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e30])
 def test_what_unused_and_padded_slots_hold_never_matters(bad, absorbed):
     """B20, B25: outputs and gradients as if it were 0, also those of the matrix that reads old latents."""
-    blocks = [layer(make(absorbed=absorbed)), layer(make("biases", absorbed=absorbed))]
-    assert_unread_slots_never_matter(blocks, stream(2, 9), bad, atol=1e-12)
+    same_group = [layer(make(absorbed=absorbed)), layer(make("biases", absorbed=absorbed))]
+    assert_unread_slots_never_matter(same_group, stream(2, 9), bad, atol=1e-12)
 
 
 @pytest.mark.parametrize("absorbed", [False, True])
 def test_later_tokens_padding_and_other_documents_never_matter(absorbed):
     """P-CAUSAL, P-PAD, P-PACK, for other numbers and for NaN."""
-    blocks, x = [layer(make(absorbed=absorbed)), layer(make(absorbed=absorbed))], stream(1, 6)
-    plain = run(blocks, x, Coordinates.range(6))
-    apart = run(blocks, x, packed(3, 2, 1))
+    same_group, x = [layer(make(absorbed=absorbed)), layer(make(absorbed=absorbed))], stream(1, 6)
+    plain = run(same_group, x, Coordinates.range(6))
+    apart = run(same_group, x, packed(3, 2, 1))
     for other in (1e4, float("nan")):
         for j in range(1, 6):
             y = x.clone()
             y[0, j] = other
-            assert torch.equal(run(blocks, y, Coordinates.range(6))[0, :j], plain[0, :j])
+            assert torch.equal(run(same_group, y, Coordinates.range(6))[0, :j], plain[0, :j])
         y = x.clone()
         y[0, :3] = other
-        assert torch.equal(run(blocks, y, packed(3, 2, 1))[0, 3:], apart[0, 3:])
+        assert torch.equal(run(same_group, y, packed(3, 2, 1))[0, 3:], apart[0, 3:])
         places = laid_out((3,), (2,), 6)
         y = x.clone()
         y[~places.real] = other
-        alone = run(blocks, x[:, 2:5], Coordinates.range(3))
-        torch.testing.assert_close(run(blocks, y, places)[:, 2:5], alone, atol=1e-10, rtol=0)
+        alone = run(same_group, x[:, 2:5], Coordinates.range(3))
+        torch.testing.assert_close(run(same_group, y, places)[:, 2:5], alone, atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize("absorbed", [False, True])
 def test_a_row_that_sees_nothing_gives_zero(absorbed):
     """B23."""
-    blocks = [layer(make(absorbed=absorbed)), layer(make(absorbed=absorbed))]
+    same_group = [layer(make(absorbed=absorbed)), layer(make(absorbed=absorbed))]
     x = stream(3, 4)
     x[1] = float("nan")
     x.requires_grad_()
-    out = run(blocks, x, laid_out((4, 0, 2), (0, 0, 1), 4))
+    out = run(same_group, x, laid_out((4, 0, 2), (0, 0, 1), 4))
     assert (out[1] == 0).all()
     out.square().sum().backward()
     assert (x.grad[1] == 0).all()
-    for name, parameter in nn.ModuleList(blocks).named_parameters():
+    for name, parameter in nn.ModuleList(same_group).named_parameters():
         assert torch.isfinite(parameter.grad).all(), name
         assert parameter.grad.abs().sum() > 0, name
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pellucid.nn.moe import DenseExperts, MoE, RoutingSums, RoutingTally, SigmoidRouter, SoftmaxRouter
+from pellucid.nn.moe import DenseExperts, LoadBalanceStats, MoE, RouterStatsSink, SigmoidRouter, SoftmaxRouter
 from pellucid.visibility import Coordinates
 
 
@@ -13,7 +13,7 @@ def moe(experts=2, top_k=1, size=2, router=None):
 
 
 def sums(part, x, places=None):
-    tally = RoutingTally()
+    tally = RouterStatsSink()
     part(x, places, tally)
     return tally.sums
 
@@ -72,7 +72,7 @@ def test_with_the_load_of_the_step_losses_and_gradients_add_up():
     whole = sums(part, x)
     (expected,) = torch.autograd.grad(whole.balance(), weight)
     first, rest = sums(part, x[:, :2]), sums(part, x[:, 2:])
-    load = RoutingSums(*(value.detach() for value in first.plus(rest)))
+    load = LoadBalanceStats(*(value.detach() for value in first.plus(rest)))
     added = first.loss(load).plus(rest.loss(load))
     torch.testing.assert_close(added.mean(), whole.balance())
     gradient = sum(torch.autograd.grad(part_.loss(load).total / added.count, weight)[0] for part_ in (first, rest))

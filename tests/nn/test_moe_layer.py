@@ -17,9 +17,9 @@ from pellucid.nn.moe import (
     DenseExperts,
     ExpertGroups,
     GatedExperts,
-    GatedShared,
+    GatedSharedExpert,
     MoE,
-    RoutingTally,
+    RouterStatsSink,
     SharedMoE,
     SigmoidRouter,
     SoftmaxRouter,
@@ -38,7 +38,7 @@ RAGGED = Coordinates(
 
 def _shared(gated):
     ffn = GatedFFN(D, F, activation="silu", bias=False, dropout=0.0)
-    return GatedShared(D, ffn) if gated else ffn
+    return GatedSharedExpert(D, ffn) if gated else ffn
 
 
 def moe(kind="mixtral", capacity=None):
@@ -224,7 +224,7 @@ def test_with_a_capacity_batch_mates_matter():
 def test_what_is_dropped_is_counted_and_the_balance_sees_the_choice():
     x = torch.ones(2, 3, D, dtype=WIDE)
     x[..., 0] = torch.tensor([[1.0, 2.0, -1.0], [1.0, -2.0, 2.0]])
-    tally = RoutingTally()
+    tally = RouterStatsSink()
     _one_expert_of_two(1)(x, None, tally)
     assert tally.sums.tokens.tolist() == [4, 2]
     assert tally.sums.kept.tolist() == [1, 1]
@@ -275,7 +275,7 @@ def test_dropout_in_experts_changes_training_alone():
 
 def test_checkpointing_leaves_the_same_sums_once():
     part, x = moe(), tokens().requires_grad_()
-    plain, again = RoutingTally(), RoutingTally()
+    plain, again = RouterStatsSink(), RouterStatsSink()
     out = part(x, RAGGED, plain)
     expected = torch.autograd.grad(out.sum() + plain.sums.balance(), [x, *part.parameters()])
     out = checkpoint(part, x, RAGGED, again, use_reentrant=False)
@@ -289,7 +289,7 @@ def test_checkpointing_leaves_the_same_sums_once():
 def test_a_pass_leaves_nothing_behind_in_the_module():
     part = moe("deepseek")
     before = {name: value.clone() for name, value in part.state_dict().items()}
-    part(tokens(), RAGGED, RoutingTally())
+    part(tokens(), RAGGED, RouterStatsSink())
     assert all(torch.equal(before[name], value) for name, value in part.state_dict().items())
     assert not [v for m in part.modules() for v in vars(m).values() if isinstance(v, torch.Tensor)]
 

@@ -10,7 +10,7 @@ from pellucid.nn.moe import (
     ClampedGatedExperts,
     ExpertGroups,
     GatedExperts,
-    GatedShared,
+    GatedSharedExpert,
     MoE,
     SharedMoE,
     SigmoidRouter,
@@ -84,7 +84,7 @@ def test_qwen2_moe(renormalise):
     )
     theirs = _randomised(_class("qwen2_moe", "Qwen2MoeSparseMoeBlock")(config))
     router = SoftmaxRouter(D, experts=E, top_k=3, renormalise=renormalise)
-    shared = GatedShared(D, _shared(theirs.shared_expert, 16))
+    shared = GatedSharedExpert(D, _shared(theirs.shared_expert, 16))
     shared.gate.load_state_dict(theirs.shared_expert_gate.state_dict())
     ours = SharedMoE(router=router, experts=GatedExperts(D, F, experts=E), shared=shared)
     router.load_state_dict(theirs.gate.state_dict())

@@ -8,7 +8,7 @@ import torch
 from pellucid.errors import InputError, ShapeError
 from pellucid.nn import attend
 from pellucid.nn.positions import Alibi, RelativeBias
-from pellucid.visibility import Coordinates, causal, everything
+from pellucid.visibility import Coordinates, causal, full
 
 
 def at(*positions):
@@ -128,7 +128,7 @@ def scores_of(rule, bias, queries):
     q, k, v = (
         torch.randn(1, 6, 4, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(i)) for i in range(3)
     )
-    return attend(q, k, v, rule=rule, queries=queries, keys=queries, bias=bias)
+    return attend(q, k, v, rule=rule, q_coords=queries, k_coords=queries, bias=bias)
 
 
 def test_one_row_for_all_queries_is_right_only_under_causality():
@@ -138,7 +138,7 @@ def test_one_row_for_all_queries_is_right_only_under_causality():
     distance = alibi(row, row, torch.float64)
     one_row = torch.tensor(alibi.slopes, dtype=torch.float64).view(1, 4, 1, 1) * torch.arange(6).expand(1, 1, 6, 6)
     torch.testing.assert_close(scores_of(causal(), distance, row), scores_of(causal(), one_row, row))
-    apart = scores_of(everything(), distance, row) - scores_of(everything(), one_row, row)
+    apart = scores_of(full(), distance, row) - scores_of(full(), one_row, row)
     assert apart[:, :5].abs().amax() > 1e-2
     assert torch.equal(distance, distance.transpose(-1, -2))
 
@@ -193,7 +193,9 @@ def test_gradient_reaches_only_buckets_that_were_seen():
     bias = relative(4, causal=False)
     places = Coordinates(torch.tensor([[0, 1, 2, 3, 40]]), torch.tensor([[1, 1, 1, 1, 0]]))
     q, k, v = torch.randn(3, 1, 5, 4, 8)
-    attend(q, k, v, rule=causal(), queries=places, keys=places, bias=bias(places, places)).square().sum().backward()
+    attend(
+        q, k, v, rule=causal(), q_coords=places, k_coords=places, bias=bias(places, places)
+    ).square().sum().backward()
     rows = bias.weight.grad.abs().sum(1)
     assert (rows[:4] > 0).all()
     assert (rows[4:] == 0).all()

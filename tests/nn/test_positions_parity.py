@@ -212,7 +212,8 @@ def test_alibi_as_bloom_and_mpt(heads):
     q, k, v = torch.randn(3, 1, 6, heads, 4, dtype=torch.float64)
     one_row = mpt.double().expand(heads, 6, 6)[None]
     found, expected = (
-        attend(q, k, v, rule=causal(), queries=row, keys=row, bias=bias) for bias in (Alibi(heads)(row, row), one_row)
+        attend(q, k, v, rule=causal(), q_coords=row, k_coords=row, bias=bias)
+        for bias in (Alibi(heads)(row, row), one_row)
     )
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
 

@@ -67,7 +67,7 @@ def attention(turn=unmoved, bias=None, table=unmoved):
             k, v = cache.layers[0].append(k, v)
             cache.commit()
         added = None if bias is None else bias(queries, keys)
-        return attend(q, k, v, rule=causal(), queries=queries, keys=keys, bias=added).flatten(-2)
+        return attend(q, k, v, rule=causal(), q_coords=queries, k_coords=keys, bias=added).flatten(-2)
 
     return run
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from pellucid.errors import InputError, LengthError, ShapeError
-from pellucid.nn.positions import LearnedPositions, SegmentEmbedding, SinusoidalPositions
-from pellucid.nn.positions.angles import host_layout
+from pellucid.nn.positions import LearnedPositions, SinusoidalPositions, TokenTypeEmbedding
+from pellucid.nn.positions.frequencies import host_layout
 from pellucid.visibility import Coordinates
 
 
@@ -100,7 +100,7 @@ def test_a_table_cannot_begin_before_itself():
 
 
 def test_types_are_added():
-    table = SegmentEmbedding(2, 3)
+    table = TokenTypeEmbedding(2, 3)
     x = torch.randn(1, 4, 3)
     row = Coordinates.range(4)
     out = table(x, torch.tensor([[0, 0, 1, 1]]), row)
@@ -110,7 +110,7 @@ def test_types_are_added():
 
 
 def test_types_outside_the_table_are_refused(our_checks_only):
-    table, row = SegmentEmbedding(2, 3), Coordinates.range(4)
+    table, row = TokenTypeEmbedding(2, 3), Coordinates.range(4)
     x = torch.zeros(1, 4, 3)
     for wrong in (2, -1):
         with pytest.raises(InputError, match=f"token type {wrong} is outside the table of 2 types; use 0 to 1"):
@@ -120,7 +120,7 @@ def test_types_outside_the_table_are_refused(our_checks_only):
 
 
 def test_types_of_padding_are_not_looked_at():
-    table = SegmentEmbedding(2, 3)
+    table = TokenTypeEmbedding(2, 3)
     places = Coordinates(torch.tensor([[0, 0, 1]]), torch.tensor([[0, 1, 1]]))
     out = table(torch.zeros(1, 3, 3), torch.tensor([[77, 1, 1]]), places)
     out[places.real].sum().backward()
@@ -129,11 +129,11 @@ def test_types_of_padding_are_not_looked_at():
 
 
 def test_types_are_looked_at_on_a_cpu_outside_a_compiler(monkeypatch):
-    table, row = SegmentEmbedding(2, 3), Coordinates.range(4)
+    table, row = TokenTypeEmbedding(2, 3), Coordinates.range(4)
     empty = table(torch.zeros(1, 0, 3), torch.zeros(1, 0, dtype=torch.long), Coordinates.range(0))
     assert empty.shape == (1, 0, 3)
     with torch.device("meta"):
-        far = SegmentEmbedding(2, 3)(torch.zeros(1, 4, 3), torch.ones(1, 4, dtype=torch.long), far_away(row))
+        far = TokenTypeEmbedding(2, 3)(torch.zeros(1, 4, 3), torch.ones(1, 4, dtype=torch.long), far_away(row))
     assert far.is_meta
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     monkeypatch.setattr(torch.Tensor, "__int__", lambda _: pytest.fail("a number was asked for"))

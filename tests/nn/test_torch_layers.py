@@ -7,8 +7,8 @@ from torch.nn import functional as F
 
 from pellucid.data import Batch
 from pellucid.errors import InputError, UnsupportedError
-from pellucid.nn import CrossAttention, GroupedAttention, Memory, PostNormBlock, PreNormBlock, from_torch
-from pellucid.visibility import Coordinates, causal, everything, from_additive, from_hidden
+from pellucid.nn import CrossAttention, EncoderOutput, GroupedAttention, PostNormBlock, PreNormBlock, from_torch
+from pellucid.visibility import Coordinates, causal, from_additive, from_hidden, full
 
 D, HEADS, T, S = 16, 4, 6, 5
 KEPT = [6, 3, 4]  # real tokens of each row, padded on the right
@@ -71,7 +71,7 @@ def turned(x, module):
 
 
 MASKS = {
-    "none": ({}, everything()),
+    "none": ({}, full()),
     "boolean": ({"attn_mask": hidden_future()}, from_hidden(hidden_future())),
     "additive": ({"attn_mask": additive(hidden_future())}, from_additive(additive(hidden_future()))),
     "keys": (
@@ -116,7 +116,7 @@ def test_attention_to_a_memory(memory_size, bias):
     expected, _ = theirs(x, memory, memory, key_padding_mask=hidden_padding(MEMORY, S))
     ours = from_torch(theirs, cross=True)
     assert type(ours) is CrossAttention
-    agree(ours(x, whole(), Memory(memory, padded(MEMORY, S))), expected)
+    agree(ours(x, whole(), EncoderOutput(memory, padded(MEMORY, S))), expected)
 
 
 @pytest.mark.parametrize(("masks", "rule"), MASKS.values(), ids=MASKS)
@@ -162,7 +162,7 @@ def test_decoder_layers(norm_first, bias, batch_first, activation):
         tgt_key_padding_mask=hidden_padding(KEPT, T),
         memory_key_padding_mask=hidden_padding(MEMORY, S),
     )
-    got = ours(x, places, places, memory=Memory(memory, padded(MEMORY, S)))
+    got = ours(x, places, places, memory=EncoderOutput(memory, padded(MEMORY, S)))
     agree(got, turned(expected, theirs), KEPT)
 
 
@@ -185,7 +185,7 @@ def test_decoders(norm_first):
     ours, x, memory, places = from_torch(theirs), stream(), stream(S), padded(KEPT, T)
     masks = {"tgt_key_padding_mask": hidden_padding(KEPT, T), "memory_key_padding_mask": hidden_padding(MEMORY, S)}
     expected = theirs(x, memory, tgt_mask=hidden_future(), **masks)
-    agree(ours(x, places, Memory(memory, padded(MEMORY, S))), expected, KEPT)
+    agree(ours(x, places, EncoderOutput(memory, padded(MEMORY, S))), expected, KEPT)
 
 
 @each_norm_first

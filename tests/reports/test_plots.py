@@ -9,7 +9,7 @@ import pytest
 from pellucid.errors import ConfigError, InputError, UnsupportedError
 from pellucid.reports import mask_figure, mask_panels, mask_png
 from pellucid.reports.plots import COLOURS, ticks
-from pellucid.visibility import blocks, causal, everything, prefix, window
+from pellucid.visibility import causal, full, prefix, same_group, window
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -52,13 +52,13 @@ def test_one_panel_a_distinct_rule_with_its_layers() -> None:
         ("causal() & window(4)", (0, 1, 3), "layers 0–1, 3"),
         ("causal()", (2, 4), "layers 2, 4"),
     ]
-    assert [panel.edges for panel in panels] == [local.edges(8), full.edges(8)]
+    assert [panel.edges for panel in panels] == [local.num_visible_pairs(8), full.num_visible_pairs(8)]
     assert mask_panels([full], layered=False)[0].heading == ""
 
 
 def test_the_picture_has_words() -> None:
     """Title and description for a screen reader, axes, captions; and rules cannot break the markup."""
-    figure = mask_figure(mask_panels([causal() & window(4), everything()], documents=[8]), title="A <b> & c")
+    figure = mask_figure(mask_panels([causal() & window(4), full()], documents=[8]), title="A <b> & c")
     root = ET.fromstring(figure.svg)
     labelled = root.get("aria-labelledby", "").split()
     assert [root[0].get("id"), root[1].get("id")] == labelled
@@ -66,7 +66,7 @@ def test_the_picture_has_words() -> None:
     assert root[1].text == figure.caption
     assert root.get("role") == "img"
     texts = [element.text for element in root.iter(f"{SVG}text")]
-    assert {"key →", "← query", "causal() & window(4)", "everything()", "layer 0", "layer 1"} <= set(texts)
+    assert {"key →", "← query", "causal() & window(4)", "full()", "layer 0", "layer 1"} <= set(texts)
     assert "26 of 64 pairs visible (41%)" in texts
     assert {"past", "itself", "ahead", "hidden"} <= set(texts)
     assert "ahead" not in mask_figure(mask_panels([causal()])).svg
@@ -74,7 +74,7 @@ def test_the_picture_has_words() -> None:
 
 def test_long_rules_are_wrapped_and_nothing_is_cut_off() -> None:
     rule = causal() & (window(2) | window(3)) & (window(4) | window(5) & window(6)) & window(123456)
-    root = ET.fromstring(mask_figure(mask_panels([rule, causal(), everything()])).svg)
+    root = ET.fromstring(mask_figure(mask_panels([rule, causal(), full()])).svg)
     mono = [t.text or "" for t in root.iter(f"{SVG}text") if "monospace" in t.get("font-family", "")]
     assert " ".join(mono).startswith(rule.describe())
     assert max(map(len, mono)) < 40
@@ -102,10 +102,10 @@ def test_ticks_are_apart_and_start_at_nought() -> None:
 
 
 def test_groups_are_drawn() -> None:
-    panels = mask_panels([causal() | blocks()], documents=[4], groups=[0, 1, 1, 0])
+    panels = mask_panels([causal() | same_group()], documents=[4], groups=[0, 1, 1, 0])
     assert panels[0].visible[1] == (True, True, True, False)
     with pytest.raises(ConfigError, match="reads groups"):
-        mask_panels([blocks()])
+        mask_panels([same_group()])
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_png_shows_the_same_cells() -> None:
 
     from matplotlib.image import imread
 
-    panels = mask_panels([causal(), everything()], documents=[6, 3])
+    panels = mask_panels([causal(), full()], documents=[6, 3])
     data = mask_png(panels)
     assert data.startswith(b"\x89PNG")
     pixels = imread(io.BytesIO(data))[..., :3]
@@ -151,7 +151,7 @@ def test_without_matplotlib_the_error_names_the_extra(monkeypatch: pytest.Monkey
 
 def test_what_is_read_of_a_source_is_neither_past_nor_ahead() -> None:
     """L22: a decoder's tokens and its encoder's have no order between them."""
-    panels = mask_panels([everything()] * 2, documents=[3, 2], part="cross")
+    panels = mask_panels([full()] * 2, documents=[3, 2], part="cross")
     assert panels[0].heading == "decoder to encoder, layers 0–1"
     assert {panels[0].kind(query, key) for query in range(5) for key in range(5)} == {"source"}
     drawn = mask_figure(panels).svg

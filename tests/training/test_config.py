@@ -86,7 +86,7 @@ def test_what_is_written_reads_back_equal(tmp_path: Path) -> None:
     assert changed == wanted.model_copy(update={"seed": 4, "optimizer": Muon(adamw=AdamW(rate=3e-4, weight_decay=0.0))})
 
 
-@pytest.mark.parametrize("rule", ["lookahead(1)", "everything", "causal | prefix(3)", "window(4)", "chunk(8)"])
+@pytest.mark.parametrize("rule", ["lookahead(1)", "full", "causal | prefix(3)", "window(4)", "chunk(8)"])
 def test_a_rule_that_shows_a_token_its_own_label_is_refused(rule: str) -> None:
     """L45: such a model learns faster, to a lower loss, and nothing."""
     model = {name: value for name, value in WORDS["model"].items() if name != "num_hidden_layers"}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from pellucid.data.batch import IGNORED, Batch
+from pellucid.batch import IGNORED, Batch
 from pellucid.data.objectives import PrefixLM, SequenceToSequence
 from pellucid.models import ModelConfig, build
 from pellucid.training.config import TrainConfig

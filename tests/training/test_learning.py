@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from helpers.small_jobs import JOBS, job
-from pellucid.data.batch import Batch
+from pellucid.batch import Batch
 from pellucid.training.config import AdamW, TrainConfig
 from pellucid.training.figures import Validation
 from pellucid.training.optim import make_optimizers

@@ -84,7 +84,7 @@ def test_words_of_an_objective() -> None:
             "lets a token see the next one",
         ),
         ({"model": {**LAYERS, "rule": "causal | prefix()"}}, "lets a token see the next one"),
-        ({"model": {**PAIR, "rule": "everything"}, **FILE}, "lets a token see the next one"),
+        ({"model": {**PAIR, "rule": "full"}, **FILE}, "lets a token see the next one"),
         ({"model": PAIR}, "'sequence_to_sequence' learns from examples, but data.source is 'python-source'"),
         (
             {"model": head("token_classification", num_labels=3), **FILE}

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from pellucid.data.batch import Batch
+from pellucid.batch import Batch
 from pellucid.data.objectives import causal
 from pellucid.errors import CheckpointError
 from pellucid.models.build import build

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from pellucid.data.batch import Batch
+from pellucid.batch import Batch
 from pellucid.data.objectives import SequenceToSequence, causal
 from pellucid.models import Model, ModelConfig, build
 from pellucid.nn.moe import SigmoidRouter

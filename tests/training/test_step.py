@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from pellucid.data.batch import IGNORED, Batch
+from pellucid.batch import IGNORED, Batch
 from pellucid.data.objectives import causal
 from pellucid.errors import ShapeError, TrainingError
 from pellucid.models.build import build

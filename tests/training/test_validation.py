@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from pellucid.data.batch import IGNORED, Batch
+from pellucid.batch import IGNORED, Batch
 from pellucid.data.text import Document
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import ConfigError, DataError

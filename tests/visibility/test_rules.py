@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 from pellucid.errors import ConfigError
 from pellucid.visibility import (
     Coordinates,
-    blocks,
     causal,
     chunk,
-    everything,
     from_visible,
+    full,
     lookahead,
     parse,
     prefix,
+    same_group,
     sinks,
     window,
 )
-from pellucid.visibility.rules import All, AnyOf, is_everything, is_plain_causal
+from pellucid.visibility.rules import And, Or, is_full, is_plain_causal
 
 
 def matrix(rule, length=5):
@@ -31,7 +31,7 @@ def matrix(rule, length=5):
 
 WRITTEN_OUT = {
     "causal": [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 1, 1]],
-    "everything": [[1] * 5] * 5,
+    "full": [[1] * 5] * 5,
     "causal & window(2)": [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 1, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 1, 1]],
     "causal & window(1)": [[1, 0, 0, 0, 0], [0, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 0, 1, 0], [0, 0, 0, 0, 1]],
     "causal | prefix(2)": [[1, 1, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 1, 1]],
@@ -89,7 +89,7 @@ def test_documents_and_padding_are_apart_under_every_rule():
     segments = torch.tensor([[0, 1, 1, 2, 0]])
     positions = torch.tensor([[0, 0, 1, 0, 0]])
     tokens = Coordinates(positions, segments)
-    assert everything().mask(tokens, tokens)[0, 0].int().tolist() == [
+    assert full().mask(tokens, tokens)[0, 0].int().tolist() == [
         [0, 0, 0, 0, 0],
         [0, 1, 1, 0, 0],
         [0, 1, 1, 0, 0],
@@ -101,7 +101,7 @@ def test_documents_and_padding_are_apart_under_every_rule():
 def test_groups():
     groups = torch.tensor([[0, 1, 1, 0, 2, 2]])
     tokens = Coordinates(torch.arange(6)[None], torch.ones(1, 6, dtype=torch.long), groups)
-    spans = (causal() | blocks()).mask(tokens, tokens)[0, 0]
+    spans = (causal() | same_group()).mask(tokens, tokens)[0, 0]
     assert spans[1, 2]
     assert spans[4, 5]
     assert not spans[0, 1]
@@ -111,20 +111,20 @@ def test_groups():
     tokens = Coordinates(torch.arange(6)[None], torch.ones(1, 6, dtype=torch.long), image)
     assert (causal() | prefix()).mask(tokens, tokens).equal((causal() | prefix(2)).mask(tokens, tokens))
     with pytest.raises(ConfigError, match="reads groups"):
-        matrix(causal() | blocks())
+        matrix(causal() | same_group())
 
 
 # --- brute force -------------------------------------------------------------------------------------------------
 
 leaf = st.one_of(
     st.just(("causal",)),
-    st.just(("everything",)),
+    st.just(("full",)),
     *(st.tuples(st.just(name), st.integers(1, 7)) for name in ("window", "prefix", "chunk", "sinks", "lookahead")),
 )
 trees = st.recursive(leaf, lambda inner: st.tuples(st.sampled_from("&|"), inner, inner), max_leaves=5)
 MAKERS = {
     "causal": causal,
-    "everything": everything,
+    "full": full,
     "window": window,
     "prefix": prefix,
     "chunk": chunk,
@@ -141,16 +141,16 @@ def rule_of(tree):
     return MAKERS[tree[0]](*tree[1:])
 
 
-def sees(tree, q, k):
+def _visible(tree, q, k):
     """One pair, from the words of the definitions."""
     match tree:
         case ("&", left, right):
-            return sees(left, q, k) and sees(right, q, k)
+            return _visible(left, q, k) and _visible(right, q, k)
         case ("|", left, right):
-            return sees(left, q, k) or sees(right, q, k)
+            return _visible(left, q, k) or _visible(right, q, k)
         case ("causal",):
             return k <= q
-        case ("everything",):
+        case ("full",):
             return True
         case ("window", w):
             return q - k <= w - 1
@@ -176,25 +176,25 @@ def test_mask_equals_brute_force(tree, queries, keys):
     assert got.dtype == torch.bool
     assert got.shape == (1, 1, len(queries), len(keys))
     for (i, (qp, qs)), (j, (kp, ks)) in itertools.product(enumerate(queries), enumerate(keys)):
-        assert bool(got[0, 0, i, j]) == (qs == ks != 0 and sees(tree, qp, kp)), (tree, qp, kp)
+        assert bool(got[0, 0, i, j]) == (qs == ks != 0 and _visible(tree, qp, kp)), (tree, qp, kp)
 
 
 @given(trees, st.integers(1, 24))
 def test_edges_reach_ahead_settled_hold(tree, length):
     rule = rule_of(tree)
-    pairs = [(q, k) for q in range(length) for k in range(length) if sees(tree, q, k)]
-    assert rule.edges(length) == len(pairs)
+    pairs = [(q, k) for q in range(length) for k in range(length) if _visible(tree, q, k)]
+    assert rule.num_visible_pairs(length) == len(pairs)
     assert all((stop > start).any() for start, stop in rule.intervals(length))  # few parts, however many rules
-    back, first = rule.reach
+    back, first = rule.lookback
     assert all(back is None or q - k <= back or k < first for q, k in pairs)
-    assert all(rule.ahead is None or k - q <= rule.ahead for q, k in pairs)
-    assert rule.settled is None or all(k <= q for q, k in pairs if k >= rule.settled)
+    assert all(rule.lookahead is None or k - q <= rule.lookahead for q, k in pairs)
+    assert rule.causal_from is None or all(k <= q for q, k in pairs if k >= rule.causal_from)
     past = {(q, k) for q in range(length) for k in range(q + 1)}
-    assert is_plain_causal(rule, length) == (rule.ahead == 0 and set(pairs) == past)
-    assert is_everything(rule, length) == (len(pairs) == length**2)
+    assert is_plain_causal(rule, length) == (rule.lookahead == 0 and set(pairs) == past)
+    assert is_full(rule, length) == (len(pairs) == length**2)
 
 
-LEAVES = [("causal",), ("everything",)] + [
+LEAVES = [("causal",), ("full",)] + [
     (name, n) for name in ("window", "prefix", "chunk", "sinks", "lookahead") for n in (1, 2, 3, 7)
 ]
 
@@ -203,19 +203,19 @@ LEAVES = [("causal",), ("everything",)] + [
 def test_each_rule_alone_is_its_words_pair_by_pair(leaf):
     """All pairs of 16 positions, its edges at every length, and bounds that are no wider than what is seen."""
     rule, length = rule_of(leaf), 16
-    assert matrix(rule, length) == [[int(sees(leaf, q, k)) for k in range(length)] for q in range(length)]
+    assert matrix(rule, length) == [[int(_visible(leaf, q, k)) for k in range(length)] for q in range(length)]
     for n in range(length):
-        assert rule.edges(n) == sum(sees(leaf, q, k) for q in range(n) for k in range(n))
-    pairs = [(q, k) for q in range(length) for k in range(length) if sees(leaf, q, k)]
-    back, first = rule.reach
+        assert rule.num_visible_pairs(n) == sum(_visible(leaf, q, k) for q in range(n) for k in range(n))
+    pairs = [(q, k) for q in range(length) for k in range(length) if _visible(leaf, q, k)]
+    back, first = rule.lookback
     assert first == max((k + 1 for q, k in pairs if back is not None and q - k > back), default=0)
     assert back in (None, max((q - k for q, k in pairs if k >= first), default=0))
-    assert rule.ahead in (None, max(k - q for q, k in pairs))
+    assert rule.lookahead in (None, max(k - q for q, k in pairs))
 
 
 def test_without_groups_nobody_belongs():
-    assert prefix().edges(4) == blocks().edges(4) == 0
-    assert (causal() | prefix()).edges(4) == 10
+    assert prefix().num_visible_pairs(4) == same_group().num_visible_pairs(4) == 0
+    assert (causal() | prefix()).num_visible_pairs(4) == 10
 
 
 @given(trees)
@@ -227,32 +227,38 @@ def test_text_is_read_back(tree):
 
 
 def test_reach_composes():
-    assert causal().reach == (None, 0)
-    assert (causal() & window(4)).reach == (3, 0)
-    assert (causal() & (window(4) | sinks(2))).reach == (3, 2)
-    assert (causal() & chunk(8)).reach == (7, 0)
-    assert (causal() & window(4) | causal() & window(9)).reach == (8, 0)
-    assert (causal() | prefix(3)).ahead == 2
-    assert (causal() | prefix(3)).settled == 3
-    assert (prefix(3).reach, prefix(3).ahead, prefix(3).settled) == ((0, 3), 2, 3)
-    assert (prefix().reach, prefix().ahead, prefix().settled) == ((None, 0), None, None)
-    assert (causal() & prefix(3)).reach == (0, 3)
-    assert (window(4) | sinks(2)).reach == (3, 2)
-    assert (prefix(3) & sinks(2)).reach == (sinks(2) & prefix(3)).reach == (0, 2)
-    assert (window(4) & window(2)).reach == (window(2) & window(4)).reach == (1, 0)
-    assert (causal() | everything()).ahead is None
-    assert (lookahead(2) | chunk(5)).ahead == 4
-    assert (lookahead(2) & chunk(5)).ahead == 2
+    assert causal().lookback == (None, 0)
+    assert (causal() & window(4)).lookback == (3, 0)
+    assert (causal() & (window(4) | sinks(2))).lookback == (3, 2)
+    assert (causal() & chunk(8)).lookback == (7, 0)
+    assert (causal() & window(4) | causal() & window(9)).lookback == (8, 0)
+    assert (causal() | prefix(3)).lookahead == 2
+    assert (causal() | prefix(3)).causal_from == 3
+    assert (prefix(3).lookback, prefix(3).lookahead, prefix(3).causal_from) == ((0, 3), 2, 3)
+    assert (prefix().lookback, prefix().lookahead, prefix().causal_from) == ((None, 0), None, None)
+    assert (causal() & prefix(3)).lookback == (0, 3)
+    assert (window(4) | sinks(2)).lookback == (3, 2)
+    assert (prefix(3) & sinks(2)).lookback == (sinks(2) & prefix(3)).lookback == (0, 2)
+    assert (window(4) & window(2)).lookback == (window(2) & window(4)).lookback == (1, 0)
+    assert (causal() | full()).lookahead is None
+    assert (lookahead(2) | chunk(5)).lookahead == 4
+    assert (lookahead(2) & chunk(5)).lookahead == 2
 
 
 def test_what_is_by_prefix_and_what_is_seen_ahead_outside_groups():
-    assert [rule.by_prefix for rule in (prefix(), causal() | prefix(), prefix() & window(4))] == [True, True, True]
-    assert [rule.by_prefix for rule in (prefix(3), causal() | prefix(3), causal(), blocks())] == [False] * 4
-    assert prefix().ahead_outside_groups == (causal() | prefix()).ahead_outside_groups == 0
-    assert blocks().ahead_outside_groups == (causal() | blocks()).ahead_outside_groups == 0
-    assert prefix(3).ahead_outside_groups == (causal() | prefix(3)).ahead_outside_groups == 2
-    assert (lookahead(2) | prefix()).ahead_outside_groups == 2
-    assert (lookahead(2) & prefix()).ahead_outside_groups == 0
+    assert [rule.uses_prefix_groups for rule in (prefix(), causal() | prefix(), prefix() & window(4))] == [
+        True,
+        True,
+        True,
+    ]
+    assert [rule.uses_prefix_groups for rule in (prefix(3), causal() | prefix(3), causal(), same_group())] == [
+        False
+    ] * 4
+    assert prefix().lookahead_outside_groups == (causal() | prefix()).lookahead_outside_groups == 0
+    assert same_group().lookahead_outside_groups == (causal() | same_group()).lookahead_outside_groups == 0
+    assert prefix(3).lookahead_outside_groups == (causal() | prefix(3)).lookahead_outside_groups == 2
+    assert (lookahead(2) | prefix()).lookahead_outside_groups == 2
+    assert (lookahead(2) & prefix()).lookahead_outside_groups == 0
 
 
 def test_which_rules_are_plain():
@@ -260,23 +266,23 @@ def test_which_rules_are_plain():
     for rule in (causal(), causal() & window(4), causal() & chunk(4), causal() | sinks(2)):
         assert is_plain_causal(rule, 4), rule
     given = from_visible(torch.ones(4, 4, dtype=torch.bool))
-    for rule in (window(1), causal() & window(3), everything(), given & causal(), causal() | blocks()):
+    for rule in (window(1), causal() & window(3), full(), given & causal(), causal() | same_group()):
         assert not is_plain_causal(rule, 4), rule
-    for rule in (everything(), window(4), chunk(4), causal() | window(4), prefix(4), lookahead(3)):
-        assert is_everything(rule, 4), rule
-    for rule in (given, given | everything(), everything() & blocks(), chunk(3)):
-        assert not is_everything(rule, 4), rule
+    for rule in (full(), window(4), chunk(4), causal() | window(4), prefix(4), lookahead(3)):
+        assert is_full(rule, 4), rule
+    for rule in (given, given | full(), full() & same_group(), chunk(3)):
+        assert not is_full(rule, 4), rule
 
 
 def test_what_each_rule_is_made_of():
     """By positions alone, or also by groups, or by slots: one part decides for the whole."""
     given = from_visible(torch.ones(4, 4, dtype=torch.bool))
     for rule in (causal(), prefix(2), causal() & window(3), causal() | prefix(2)):
-        assert (rule.positional, rule.by_slots) == (True, False)
-    for rule in (prefix(), blocks(), causal() | blocks(), causal() & prefix()):
-        assert (rule.positional, rule.by_slots) == (False, False)
-    for rule in (given, given & causal(), causal() | given, (causal() & given) | blocks()):
-        assert (rule.positional, rule.by_slots) == (False, True)
+        assert (rule.positional, rule.is_slot_mask) == (True, False)
+    for rule in (prefix(), same_group(), causal() | same_group(), causal() & prefix()):
+        assert (rule.positional, rule.is_slot_mask) == (False, False)
+    for rule in (given, given & causal(), causal() | given, (causal() & given) | same_group()):
+        assert (rule.positional, rule.is_slot_mask) == (False, True)
 
 
 @pytest.mark.usefixtures("our_checks_only")
@@ -287,9 +293,9 @@ def test_rows_of_queries_and_keys_must_agree():
 
 def test_combining_is_flat_and_immutable():
     rule = causal() & window(3) & sinks(1)
-    assert isinstance(rule, All)
+    assert isinstance(rule, And)
     assert len(rule.rules) == 3
-    assert isinstance(causal() | prefix(1) | blocks(), AnyOf)
+    assert isinstance(causal() | prefix(1) | same_group(), Or)
     with pytest.raises(AttributeError):
         rule.rules = ()
 
@@ -298,7 +304,7 @@ def test_a_million_tokens_are_counted_exactly():
     n, w, s = 1_000_000, 4096, 4
     rule = causal() & (window(w) | sinks(s))
     # every query sees min(i+1, w) recent keys, and from query w on the sinks that have left the window
-    assert rule.edges(n) == sum(min(i + 1, w) + min(s, max(0, i + 1 - w)) for i in range(n))
+    assert rule.num_visible_pairs(n) == sum(min(i + 1, w) + min(s, max(0, i + 1 - w)) for i in range(n))
 
 
 @pytest.mark.parametrize("make", [window, prefix, chunk, sinks])

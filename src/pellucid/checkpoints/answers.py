@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from pellucid.batch import IGNORED, Batch
 from pellucid.checkpoints.exact import PortableDropout, amplified
 from pellucid.checkpoints.inputs import Probe, spread
-from pellucid.data.batch import IGNORED, Batch
 from pellucid.data.objectives import causal
-from pellucid.models import words
+from pellucid.models import configs
 from pellucid.models.config import ModelConfig
 from pellucid.models.model import Model
 
@@ -83,18 +83,18 @@ def labelled(model: Model, batch: Batch) -> Batch | None:
     assert isinstance(model.config, ModelConfig)
     real, documents = batch.segments != 0, torch.arange(batch.documents)
     match model.config.head:
-        case words.LanguageModel():
+        case configs.LanguageModel():
             return causal(batch)
-        case words.MaskedLM():
+        case configs.MaskedLM():
             return batch.with_labels(torch.where(real, batch.tokens, IGNORED))
-        case words.TokenClassification(num_labels=labels):
+        case configs.TokenClassification(num_labels=labels):
             return batch.with_labels(torch.where(real, batch.tokens % labels, IGNORED))
-        case words.SequenceClassification(num_labels=labels):
+        case configs.SequenceClassification(num_labels=labels):
             return replace(batch, targets=documents % labels)
-        case words.Regression(num_outputs=outputs):
+        case configs.Regression(num_outputs=outputs):
             numbers = torch.arange(batch.documents * outputs).view(-1, outputs)
             return replace(batch, targets=(numbers % 7 - 3) / 2)
-        case words.Span():
+        case configs.Span():
             sizes = [size for row in batch.document_lengths for size in row.values()]
             return replace(batch, targets=torch.tensor([[0, size - 1] for size in sizes]))
     return batch if batch.documents % 2 == 0 else None

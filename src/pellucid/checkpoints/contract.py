@@ -27,8 +27,8 @@ from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import CheckpointError, ConfigError
 from pellucid.models.build import build
 from pellucid.models.config import ModelConfig
+from pellucid.models.configs import Whole
 from pellucid.models.model import Model
-from pellucid.models.words import Whole
 
 NAME = "pellucid.json"
 SCHEMA_VERSION = 4

@@ -20,7 +20,7 @@ from pellucid.checkpoints.inputs import spread
 from pellucid.models.build import build
 from pellucid.models.config import ModelConfig, Stack
 from pellucid.models.model import Model
-from pellucid.nn.latent import LatentAttention
+from pellucid.nn.mla import LatentAttention
 
 Read = Callable[[str], Tensor]
 

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from pydantic import Field, model_validator
 
+from pellucid.batch import Batch
 from pellucid.configfile import Config
-from pellucid.data.batch import Batch
 
 LONGEST_ROW = 1100
 
@@ -24,7 +24,7 @@ _FIELDS = ("tokens", "positions", "segments", "groups", "types")
 
 
 class Reading(Config):
-    """What one stack reads, row by row as in a :class:`~pellucid.data.batch.Batch`."""
+    """What one stack reads, row by row as in a :class:`~pellucid.batch.Batch`."""
 
     tokens: Rows
     positions: Rows

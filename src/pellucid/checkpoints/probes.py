@@ -19,12 +19,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from pellucid.batch import Batch
 from pellucid.checkpoints import sides
 from pellucid.checkpoints.inputs import Probe
 from pellucid.checkpoints.sides import Side
-from pellucid.data.batch import Batch
 from pellucid.models.config import ModelConfig
-from pellucid.models.words import Regression, SentenceEmbedding, SequenceClassification
+from pellucid.models.configs import Regression, SentenceEmbedding, SequenceClassification
 
 GAINS = (4.0, 64.0, 1024.0)
 """What branches are given in the rows of ``strong``: limits are met by numbers of any size in between."""

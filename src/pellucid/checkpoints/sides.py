@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from pellucid.batch import Batch
 from pellucid.checkpoints.inputs import spread
-from pellucid.data.batch import Batch
-from pellucid.models import parts
+from pellucid.models import builders
 from pellucid.models.config import ModelConfig, Stack
-from pellucid.models.words import ClampedGated, DynamicNTK, Grouped, LongRope, MoE, Position, Rope
+from pellucid.models.configs import ClampedGated, DynamicNTK, Grouped, LongRope, MoE, Position, Rope
 from pellucid.nn.positions import RelativeBias
 from pellucid.visibility import Rule
 
@@ -111,7 +111,7 @@ class Side:
 
     def settled(self) -> int | None:
         """How many tokens the first chunk of a cache must hold; None: all."""
-        found = [rule.settled if rule.positional else _prefix_settled(rule) for rule in self.stack.rules]
+        found = [rule.causal_from if rule.positional else _prefix_settled(rule) for rule in self.stack.rules]
         return None if None in found else max(place or 0 for place in found) + 3
 
     def _placed(self, documents: Sequence[Sequence[int]]) -> Batch:
@@ -146,7 +146,7 @@ def _numbers(stack: Stack) -> set[int]:
 
 def _bucket_bounds(stack: Stack, schemes: Sequence[Position]) -> set[int]:
     """The distances at which learned biases go on to another bucket."""
-    biases = [parts.bias(stack.attention, scheme) for scheme in schemes]
+    biases = [builders.bias(stack.attention, scheme) for scheme in schemes]
     return {bound for bias in biases if isinstance(bias, RelativeBias) for bound in bias.bounds}
 
 

@@ -104,9 +104,9 @@ def _stacks(target: str) -> list[tuple[Part, tuple[Rule, ...]]]:
             raise ConfigError(f"{error}{_nearest_preset(target)}") from None
     if config.encoder is None:
         return [("encoder" if config.family == "encoder" else "decoder", config.rules)]
-    from pellucid.visibility import everything
+    from pellucid.visibility import full
 
-    cross = (everything(),) * len(config.layers)
+    cross = (full(),) * len(config.layers)
     return [("encoder", config.encoder.rules), ("decoder", config.rules), ("cross", cross)]
 
 

@@ -81,7 +81,7 @@ def token_view(checkpoint: Checkpoint, text: str) -> TokenView:
 def can_be_shown(model: Model) -> bool:
     """Whether :func:`token_view` has something to show: one stack, which says something of each token's vocabulary."""
     from pellucid.models.config import ModelConfig
-    from pellucid.models.words import VOCABULARY
+    from pellucid.models.configs import VOCABULARY
 
     config = model.config
     return isinstance(config, ModelConfig) and config.encoder is None and isinstance(config.head, VOCABULARY)

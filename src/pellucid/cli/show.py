@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pellucid.checkpoints.contract import Contract
     from pellucid.checkpoints.folder import Folder
     from pellucid.models.config import Layer, ModelConfig, Stack
-    from pellucid.models.words import FFN, Grouped, Latent
+    from pellucid.models.configs import FFN, Grouped, Latent
     from pellucid.records import Table
 
 

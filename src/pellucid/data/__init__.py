@@ -1,6 +1,6 @@
 """Text to ``Batch``: tokenizers, chat templates, corpora, examples, packing, objectives, loader. Knows no model."""
 
-from pellucid.data.batch import IGNORED, Batch
+from pellucid.batch import IGNORED, Batch
 from pellucid.data.chat import PLAIN, ChatTemplate, encode_chat, encode_prompt
 from pellucid.data.examples import open_examples
 from pellucid.data.forms import Alike, Answered, Labelled, Paired, Prompted, Scored, Tagged

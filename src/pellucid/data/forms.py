@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from pellucid.data.batch import IGNORED
+from pellucid.batch import IGNORED
 from pellucid.data.fields import (
     bytes_of,
     class_named,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from pellucid.data.batch import IGNORED
+from pellucid.batch import IGNORED
 from pellucid.data.rows import ranges
 from pellucid.data.store import TokenStore
 from pellucid.errors import DataError

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pellucid.data.batch import Batch
+from pellucid.batch import Batch
 from pellucid.data.labelled import Examples
 from pellucid.data.objectives import Objective, causal
 from pellucid.data.objectives.signature import description, overlap_of

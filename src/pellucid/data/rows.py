@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pellucid.data.batch import IGNORED, Batch
+from pellucid.batch import IGNORED, Batch
 from pellucid.visibility import Layout, Run
 
 _EMPTY = {"labels": IGNORED, "groups": 0, "types": 0}

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pellucid.data.batch import Batch
+from pellucid.batch import Batch
 from pellucid.generation.requests import Ids
 from pellucid.shapes import Tensor
 from pellucid.visibility import Rule
@@ -71,7 +71,7 @@ class Passes:
 def reads_prefix(model: nn.Module) -> bool:
     """Whether a rule of the model lets tokens of a group be seen by all: a prefix-LM, whose prompt is the prefix."""
     rules: Sequence[Rule] = getattr(model, "rules", ())
-    return any(rule.by_prefix for rule in rules)
+    return any(rule.uses_prefix_groups for rule in rules)
 
 
 def _groups(batch: Batch, prefixes: Sequence[int], whole: bool) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from pellucid.models import parts, words
+from pellucid.models import builders, configs
 from pellucid.models.config import Layer, ModelConfig, Stack
 from pellucid.models.decoder import Decoder
 from pellucid.models.encoder import Encoder
@@ -24,11 +24,11 @@ from pellucid.models.heads import (
 from pellucid.models.model import Model
 from pellucid.nn import block as blocks
 from pellucid.nn.attend import Backend
-from pellucid.nn.embed import TokenEmbedding
+from pellucid.nn.embedding import TokenEmbedding
 from pellucid.nn.ffn import Activation
 from pellucid.nn.init import deep_norm_constants
 from pellucid.nn.parallel_block import ParallelBlock, ParallelTwoNormBlock
-from pellucid.nn.positions import SegmentEmbedding
+from pellucid.nn.positions import TokenTypeEmbedding
 from pellucid.visibility import parse
 
 _BLOCKS: dict[str, type[nn.Module]] = {
@@ -82,13 +82,13 @@ def _stack_parts(stack: Stack, table: TokenEmbedding, backend: Backend, config: 
         "embed_project": (
             nn.Identity() if table.embedding_dim == size else nn.Linear(table.embedding_dim, size, bias=False)
         ),
-        "token_types": None if stack.token_types is None else SegmentEmbedding(stack.token_types, size),
-        "positions": parts.entry_positions(stack),
-        "embedding_norm": parts.norm(stack.norm, size) if stack.embedding_norm else nn.Identity(),
+        "token_types": None if stack.token_types is None else TokenTypeEmbedding(stack.token_types, size),
+        "positions": builders.entry_positions(stack),
+        "embedding_norm": builders.norm(stack.norm, size) if stack.embedding_norm else nn.Identity(),
         "position_biases": biases,
         "bias_of": bias_of,
         "layers": made,
-        "norm": parts.norm(stack.norm, size) if has_final_norm else nn.Identity(),
+        "norm": builders.norm(stack.norm, size) if has_final_norm else nn.Identity(),
     }
 
 
@@ -99,9 +99,9 @@ def _position_biases(stack: Stack) -> tuple[list[nn.Module], list[int | None]]:
     bias_of: list[int | None] = []
     for number, layer in enumerate(stack.each_layer):
         word = layer.position or stack.position
-        apart = isinstance(word, words.RelativeBias) and not word.shared
+        apart = isinstance(word, configs.RelativeBias) and not word.shared
         key = (word, (number if layer.same_as is None else layer.same_as) if apart else None)
-        if key not in owners and (bias := parts.bias(stack.attention, word)) is not None:
+        if key not in owners and (bias := builders.bias(stack.attention, word)) is not None:
             owners[key] = len(biases)
             biases.append(bias)
         bias_of.append(owners.get(key))
@@ -111,17 +111,17 @@ def _position_biases(stack: Stack) -> tuple[list[nn.Module], list[int | None]]:
 def _block(stack: Stack, layer: Layer, backend: Backend, config: ModelConfig) -> Any:
     placement, size = stack.norm_placement, stack.hidden_size
     said: dict[str, Any] = {
-        "attention": parts.attention(stack, parse(layer.rule), layer.position or stack.position, backend),
-        "ffn": parts.ffn(layer.ffn or stack.ffn, size, stack.dropout.ffn),
+        "attention": builders.attention(stack, parse(layer.rule), layer.position or stack.position, backend),
+        "ffn": builders.ffn(layer.ffn or stack.ffn, size, stack.dropout.ffn),
         "dropout": stack.dropout.residual,
         "branch_multiplier": stack.residual_multiplier,
-        "stream_dtype": parts.stream_dtype(stack.residual_dtype),
+        "stream_dtype": builders.stream_dtype(stack.residual_dtype),
     }
-    said |= {name: parts.norm(stack.norm, size) for name in _norms(placement, "attn", "ffn")}
+    said |= {name: builders.norm(stack.norm, size) for name in _norms(placement, "attn", "ffn")}
     if stack is config and config.cross_attention is not None and config.encoder is not None:
         memory_size = config.encoder.hidden_size
-        said["cross_attention"] = parts.cross_attention(config.cross_attention, stack, memory_size, backend)
-        said |= {name: parts.norm(stack.norm, size) for name in _norms(placement, "cross")}
+        said["cross_attention"] = builders.cross_attention(config.cross_attention, stack, memory_size, backend)
+        said |= {name: builders.norm(stack.norm, size) for name in _norms(placement, "cross")}
     if placement == "reordered":
         said |= {
             name: nn.Identity() for name in _norms("pre", "attn", "ffn", "cross") if f"{name[:-5]}_post_norm" in said
@@ -161,17 +161,17 @@ def _head(config: ModelConfig) -> Head:
         "softcap": config.final_logit_softcapping,
     }
     match word:
-        case words.LanguageModel():
+        case configs.LanguageModel():
             return LanguageModelHead(size, config.vocab_size, **tokens)
-        case words.MaskedLM(activation=name, dense_bias=bias):
-            norm = parts.norm(config.norm, config.embedding_size or size)
+        case configs.MaskedLM(activation=name, dense_bias=bias):
+            norm = builders.norm(config.norm, config.embedding_size or size)
             act = Activation(name)
             return MaskedLMHead(size, config.vocab_size, activation=act, dense_bias=bias, norm=norm, **tokens)
-        case words.TokenClassification(num_labels=labels, bias=bias, dropout=dropout):
+        case configs.TokenClassification(num_labels=labels, bias=bias, dropout=dropout):
             return TokenClassifier(size, labels, bias=bias, dropout=dropout)
-        case words.Span():
+        case configs.Span():
             return SpanHead(size)
-        case words.SentenceEmbedding():
+        case configs.SentenceEmbedding():
             return EmbeddingHead(
                 size,
                 pooling=word.pooling,
@@ -180,7 +180,7 @@ def _head(config: ModelConfig) -> Head:
                 temperature=word.temperature,
             )
     pool: dict[str, Any] = {"pooling": word.pooling, "pooler": _pooler(word.pooler), "dropout": word.dropout}
-    if isinstance(word, words.Regression):
+    if isinstance(word, configs.Regression):
         return RegressionHead(size, word.num_outputs, **pool)
     return SequenceClassifier(size, word.num_labels, bias=word.bias, **pool)
 

@@ -1,7 +1,7 @@
 """What a model is, in words: one frozen value that says everything its forward pass needs.
 
 Parts are unions told apart by ``kind``, not flags; a key that is not known is an error. Short forms are written out
-when a config is made (:mod:`~pellucid.models.spelling`), so that a stored one says everything.
+when a config is made (:mod:`~pellucid.models.defaults`), so that a stored one says everything.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from pellucid.configfile import Config, apply_overrides
-from pellucid.models import fit, presets, spelling
-from pellucid.models.words import (
+from pellucid.models import defaults, presets, validate
+from pellucid.models.configs import (
     FFN,
     Count,
     Grouped,
@@ -41,7 +41,7 @@ class Layer(Config):
     """Instead of the stack's own ``position`` (two bases by layer, layers without positions)."""
     ffn: FFN | None = None
     """Instead of the stack's own ``ffn`` (first layers dense, others experts)."""
-    same_as: Annotated[int, Field(ge=0, lt=spelling.MOST_LAYERS)] | None = None
+    same_as: Annotated[int, Field(ge=0, lt=defaults.MOST_LAYERS)] | None = None
     """The number of an earlier layer whose weights this one uses (ALBERT)."""
 
 
@@ -62,7 +62,7 @@ class Stack(Config):
     """
 
     hidden_size: Count
-    layers: tuple[str | Layer, ...] = Field(min_length=1, max_length=spelling.MOST_LAYERS)
+    layers: tuple[str | Layer, ...] = Field(min_length=1, max_length=defaults.MOST_LAYERS)
     attention: Annotated[Grouped | Latent, Field(discriminator="kind")]
     ffn: FFN
     position: Position
@@ -91,7 +91,7 @@ class Stack(Config):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Stack:
-        fit.check_stack(self)
+        validate.check_stack(self)
         return self
 
     @property
@@ -123,7 +123,7 @@ class ModelConfig(Stack):
     embedding_size: Count | None = None
     """Size of the token table where it is not ``hidden_size``; matrices lead in, and out to the tokens' logits."""
     encoder: Stack | None = None
-    """What the decoder reads; every field left out is the decoder's, and its rule is ``everything``."""
+    """What the decoder reads; every field left out is the decoder's, and its rule is ``full``."""
     source_vocab_size: Count | None = None
     """Tokens of an encoder with a table of its own; None: both read the same table."""
     cross_attention: Grouped | None = None
@@ -154,9 +154,9 @@ class ModelConfig(Stack):
     @model_validator(mode="before")
     @classmethod
     def _spell_out(cls, data: Any) -> Any:
-        return spelling.spelled_out(dict(data)) if isinstance(data, Mapping) else data
+        return defaults.spelled_out(dict(data)) if isinstance(data, Mapping) else data
 
     @model_validator(mode="after")
     def _family_fits(self) -> ModelConfig:
-        fit.check_model(self)
+        validate.check_model(self)
         return self

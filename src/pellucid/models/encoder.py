@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pellucid.data.batch import Batch
+from pellucid.batch import Batch
 from pellucid.errors import UnsupportedError
 from pellucid.models.model import Model
 from pellucid.nn.cache import ContiguousCache

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from pellucid.data.batch import Batch
+from pellucid.batch import Batch
 from pellucid.errors import InputError
 from pellucid.models.decoder import Decoder
 from pellucid.models.encoder import Encoder
 from pellucid.models.model import Model
-from pellucid.nn.attention import Memory
+from pellucid.nn.attention import EncoderOutput
 from pellucid.nn.cache import ContiguousCache
-from pellucid.nn.moe import RoutingSums
+from pellucid.nn.moe import LoadBalanceStats
 
 
 class EncoderDecoder(Decoder):
@@ -28,12 +28,14 @@ class EncoderDecoder(Decoder):
     def stacks(self) -> tuple[Model, ...]:
         return self.encoder, self
 
-    def remembered(self, batch: Batch, cache: ContiguousCache | None) -> tuple[Memory | None, tuple[RoutingSums, ...]]:
+    def remembered(
+        self, batch: Batch, cache: ContiguousCache | None
+    ) -> tuple[EncoderOutput | None, tuple[LoadBalanceStats, ...]]:
         """The encoder's last hidden states, or the cache's memory of them."""
         if cache is not None and batch.source is not None and cache.length:
             raise InputError("the cache remembers a source already; leave source out, or begin a new cache")
         if cache is not None and cache.memory is not None and batch.source is None:
-            return Memory(None, cache.memory), ()
+            return EncoderOutput(None, cache.memory), ()
         if batch.source is None:
             raise InputError("the batch has no source to read; make one with Batch.from_pairs([[5, 8]], [[7, 2]])")
         if batch.source.shape[0] != batch.shape[0]:
@@ -45,7 +47,7 @@ class EncoderDecoder(Decoder):
         places = batch.source.coordinates()
         if cache is not None:
             cache.remember(places)
-        return Memory(read.hidden, places), read.routing
+        return EncoderOutput(read.hidden, places), read.routing
 
     @property
     def max_source_length(self) -> int | None:

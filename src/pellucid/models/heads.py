@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from pellucid.data.batch import IGNORED, Batch
+from pellucid.batch import IGNORED, Batch
 from pellucid.errors import InputError, ShapeError
 from pellucid.nn.losses import Loss, linear_cross_entropy
 from pellucid.nn.norms import at_least_float32

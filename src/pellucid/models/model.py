@@ -13,16 +13,16 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from pellucid.data.batch import Batch
+from pellucid.batch import Batch
 from pellucid.errors import InputError, LengthError, UnsupportedError
 from pellucid.models.heads import Head
 from pellucid.models.output import WANTS, Output, Want
-from pellucid.nn.attention import Memory
+from pellucid.nn.attention import EncoderOutput
 from pellucid.nn.cache import ContiguousCache
-from pellucid.nn.embed import silenced
+from pellucid.nn.embedding import zero_padding
 from pellucid.nn.losses import Loss
-from pellucid.nn.moe import RoutingSums, RoutingTally
-from pellucid.nn.positions.angles import host_layout
+from pellucid.nn.moe import LoadBalanceStats, RouterStatsSink
+from pellucid.nn.positions.frequencies import host_layout
 from pellucid.shapes import Float, Tensor
 from pellucid.visibility import Coordinates
 
@@ -82,7 +82,7 @@ class Model(nn.Module):
         queries, keys = placed(batch, cache)
         x_BTD = self.embedded(batch, queries)
         biases = [bias(queries, keys) for bias in self.position_biases]
-        tallies = [RoutingTally() for _ in self.layers]
+        tallies = [RouterStatsSink() for _ in self.layers]
         for index, block in enumerate(self.layers):
             number = self.bias_of[index]
             told: dict[str, Any] = {
@@ -105,7 +105,9 @@ class Model(nn.Module):
                 return Output(x_BTD, loss=self.loss(x_BTD, batch), cache=cache, routing=routing)
         return Output(x_BTD, logits=self.head(x_BTD, queries), cache=cache, routing=routing)
 
-    def remembered(self, batch: Batch, cache: ContiguousCache | None) -> tuple[Memory | None, tuple[RoutingSums, ...]]:
+    def remembered(
+        self, batch: Batch, cache: ContiguousCache | None
+    ) -> tuple[EncoderOutput | None, tuple[LoadBalanceStats, ...]]:
         """What the layers read besides their own stream, and what was routed on the way to it."""
         if batch.source is not None:
             raise InputError(f"the batch has a source, but {type(self).__name__} reads none; leave source out")
@@ -130,13 +132,13 @@ class Model(nn.Module):
 
     def embedded(self, batch: Batch, places: Coordinates) -> Float[Tensor, "B T D"]:
         """What enters the first layer: exactly 0, and gradient 0, where there is no token."""
-        x_BTD = self.embed_project(silenced(self.embed_tokens(batch.tokens), places))
+        x_BTD = self.embed_project(zero_padding(self.embed_tokens(batch.tokens), places))
         if self.config.embedding_multiplier != 1.0:
             x_BTD = x_BTD * self.config.embedding_multiplier
         if self.token_types is not None:
             x_BTD = self.token_types(x_BTD, batch.types, places)
         x_BTD = self.embedding_norm(self.positions(x_BTD, places))
-        return self.embedding_dropout(silenced(x_BTD, places))
+        return self.embedding_dropout(zero_padding(x_BTD, places))
 
     @property
     def head(self) -> nn.Module:

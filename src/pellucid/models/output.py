@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from pellucid.nn.cache import ContiguousCache
 from pellucid.nn.losses import Loss
-from pellucid.nn.moe import RoutingSums
+from pellucid.nn.moe import LoadBalanceStats
 from pellucid.shapes import Float, Tensor
 
 Want = Literal["logits", "loss", "hidden"]
@@ -27,4 +27,4 @@ class Output:
     logits: Float[Tensor, "..."] | None = None
     loss: Loss | None = None
     cache: ContiguousCache | None = None
-    routing: tuple[RoutingSums, ...] = ()
+    routing: tuple[LoadBalanceStats, ...] = ()

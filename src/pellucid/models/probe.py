@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from pellucid.data.batch import IGNORED, Batch
+from pellucid.batch import IGNORED, Batch
 from pellucid.data.objectives import causal
-from pellucid.models import words
+from pellucid.models import configs
 from pellucid.models.config import ModelConfig
 from pellucid.models.decoder import Decoder
 from pellucid.models.encoder_decoder import EncoderDecoder
@@ -21,7 +21,7 @@ from pellucid.models.model import Model
 from pellucid.nn.attend import BACKENDS
 from pellucid.nn.attention import CrossAttention, GroupedAttention
 from pellucid.nn.cache import ContiguousCache
-from pellucid.nn.latent import LatentAttention
+from pellucid.nn.mla import LatentAttention
 from pellucid.probe import Capability, Probe, Request, embeddings_replaced
 from pellucid.shapes import Tensor
 from pellucid.visibility import Rule, parse
@@ -68,15 +68,15 @@ class ModelProbe(Probe):
         self.model = self.module = model
         self.name = name or type(model).__name__
         self.vocab_size, self.max_length = config.vocab_size, model.max_length
-        self.by_groups = any(rule.by_prefix for rule in model.rules)
+        self.by_groups = any(rule.uses_prefix_groups for rule in model.rules)
         self.rules = tuple(_counted(rule) for rule in model.rules)
         self.capabilities = _COMMON
         schemes = {layer.position or config.position for layer in config.each_layer}
-        turning = [scheme for scheme in schemes if isinstance(scheme, words.Rope)]
-        self.shift_invariant = not isinstance(config.position, words.Learned | words.Sinusoidal) and not any(
+        turning = [scheme for scheme in schemes if isinstance(scheme, configs.Rope)]
+        self.shift_invariant = not isinstance(config.position, configs.Learned | configs.Sinusoidal) and not any(
             scheme.scaling is not None and scheme.scaling.kind in ("dynamic_ntk", "longrope") for scheme in turning
         )
-        if schemes == {words.NoPosition()}:  # positions still say who is seen, which no other number changes
+        if schemes == {configs.NoPosition()}:  # positions still say who is seen, which no other number changes
             self.capabilities -= {"positions"}
         self.speaks_tokens = isinstance(model.head, LanguageModelHead)
         if self.speaks_tokens:

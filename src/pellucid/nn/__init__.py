@@ -10,13 +10,13 @@
 """
 
 from pellucid.nn.attend import attend, probabilities
-from pellucid.nn.attention import CrossAttention, GroupedAttention, Memory
+from pellucid.nn.attention import CrossAttention, EncoderOutput, GroupedAttention
 from pellucid.nn.block import PostNormBlock, PreNormBlock
 from pellucid.nn.cache import ContiguousCache
-from pellucid.nn.embed import TokenEmbedding, silenced
+from pellucid.nn.embedding import TokenEmbedding, zero_padding
 from pellucid.nn.ffn import DenseFFN, GatedFFN
-from pellucid.nn.latent import LatentAttention
 from pellucid.nn.losses import Loss, linear_cross_entropy
+from pellucid.nn.mla import LatentAttention
 from pellucid.nn.norms import LayerNorm, RMSNorm
 from pellucid.nn.positions import LearnedPositions, NoPositions, Rotary, SinusoidalPositions
 from pellucid.nn.torch_layers import from_torch
@@ -25,13 +25,13 @@ __all__ = [
     "ContiguousCache",
     "CrossAttention",
     "DenseFFN",
+    "EncoderOutput",
     "GatedFFN",
     "GroupedAttention",
     "LatentAttention",
     "LayerNorm",
     "LearnedPositions",
     "Loss",
-    "Memory",
     "NoPositions",
     "PostNormBlock",
     "PreNormBlock",
@@ -43,5 +43,5 @@ __all__ = [
     "from_torch",
     "linear_cross_entropy",
     "probabilities",
-    "silenced",
+    "zero_padding",
 ]

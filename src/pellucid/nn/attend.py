@@ -11,9 +11,9 @@ from typing import Literal, get_args
 import torch
 
 from pellucid.errors import ShapeError, UnsupportedError
-from pellucid.nn.backends import ragged, reference, sdpa
-from pellucid.nn.backends.call import Call
-from pellucid.shapes import Float, Tensor, spreads
+from pellucid.nn.backends import reference, sdpa, varlen
+from pellucid.nn.backends.inputs import AttentionInputs
+from pellucid.shapes import Float, Tensor, broadcasts_to
 from pellucid.visibility import Coordinates, Rule
 
 Backend = Literal["auto", "reference", "sdpa", "ragged"]
@@ -26,8 +26,8 @@ def attend(
     v_BSKU: Float[Tensor, "B S K U"],
     *,
     rule: Rule,
-    queries: Coordinates,
-    keys: Coordinates,
+    q_coords: Coordinates,
+    k_coords: Coordinates,
     scale: float | None = None,
     softcap: float | None = None,
     bias: Float[Tensor, "#B #N T S"] | None = None,
@@ -49,12 +49,12 @@ def attend(
         ShapeError: sizes that do not fit.
         UnsupportedError: the backend named cannot do what was asked.
     """
-    if queries.apart and torch.compiler.is_compiling():  # run as it is, compiled around it
+    if q_coords.apart and torch.compiler.is_compiling():  # run as it is, compiled around it
         return torch.compiler.disable(attend)(
-            q_BTNH, k_BSKH, v_BSKU, rule=rule, queries=queries, keys=keys, scale=scale, softcap=softcap, bias=bias,
+            q_BTNH, k_BSKH, v_BSKU, rule=rule, queries=q_coords, keys=k_coords, scale=scale, softcap=softcap, bias=bias,
             sink_logits=sink_logits, dropout=dropout, backend=backend,
         )  # fmt: skip
-    call = Call(q_BTNH, k_BSKH, v_BSKU, rule, queries, keys, scale, softcap, bias, sink_logits, dropout)
+    call = AttentionInputs(q_BTNH, k_BSKH, v_BSKU, rule, q_coords, k_coords, scale, softcap, bias, sink_logits, dropout)
     _check(call)
     chosen = choose(call) if backend == "auto" else backend
     match chosen:
@@ -63,15 +63,15 @@ def attend(
         case "sdpa":
             return sdpa.attend(call)
         case "ragged":
-            return ragged.attend(call)
+            return varlen.attend(call)
     raise UnsupportedError(f"there is no attention backend {backend!r}; choose one of {', '.join(BACKENDS)}")
 
 
-def choose(call: Call) -> str:
+def choose(call: AttentionInputs) -> str:
     """The fastest backend that can do what is asked, from layout facts alone."""
     if sdpa.refusal(call):
         return "reference"
-    if ragged.refusal(call) is None and ragged.pays(call):
+    if varlen.refusal(call) is None and varlen.pays(call):
         return "ragged"
     return "sdpa"
 
@@ -81,20 +81,20 @@ def probabilities(
     k_BSKH: Float[Tensor, "B S K H"],
     *,
     rule: Rule,
-    queries: Coordinates,
-    keys: Coordinates,
+    q_coords: Coordinates,
+    k_coords: Coordinates,
     scale: float | None = None,
     softcap: float | None = None,
     bias: Float[Tensor, "#B #N T S"] | None = None,
     sink_logits: Float[Tensor, "N"] | None = None,
 ) -> Float[Tensor, "B N T S"]:
     """The attention weights themselves, by the reference path: hidden keys have weight exactly 0."""
-    call = Call(q_BTNH, k_BSKH, k_BSKH, rule, queries, keys, scale, softcap, bias, sink_logits, 0.0)
+    call = AttentionInputs(q_BTNH, k_BSKH, k_BSKH, rule, q_coords, k_coords, scale, softcap, bias, sink_logits, 0.0)
     _check(call)
     return reference.probabilities(call)
 
 
-def _check(call: Call) -> None:
+def _check(call: AttentionInputs) -> None:
     (b, t, n, h), (kb, s, k, kh), v = call.q.shape, call.k.shape, call.v.shape
     if kb != b or kh != h or v[:3] != call.k.shape[:3]:
         raise ShapeError(
@@ -106,7 +106,7 @@ def _check(call: Call) -> None:
     for name, coordinates, want in (("queries", call.queries, (b, t)), ("keys", call.keys, (b, s))):
         if coordinates.shape != want:
             raise ShapeError(f"the coordinates of the {name} are {coordinates.shape}, but the tensors have {want}")
-    if call.bias is not None and not spreads(call.bias.shape, (b, n, t, s)):
+    if call.bias is not None and not broadcasts_to(call.bias.shape, (b, n, t, s)):
         raise ShapeError(
             f"the bias has shape {tuple(call.bias.shape)}, but rows, heads, queries and keys need {(b, n, t, s)}; only "
             "axes of 1 are spread: cut the bias to what this pass has"

@@ -12,10 +12,10 @@ from torch import nn
 from pellucid.errors import InputError, ShapeError
 from pellucid.nn.attend import Backend, attend, probabilities
 from pellucid.nn.cache import LayerCache
-from pellucid.nn.embed import silenced
+from pellucid.nn.embedding import zero_padding
 from pellucid.nn.positions import Rotary
 from pellucid.shapes import Float, Tensor
-from pellucid.visibility import Coordinates, Rule, everything
+from pellucid.visibility import Coordinates, Rule, full
 
 Projection = Literal["q", "k", "v", "o"]
 NormOver = Literal["head", "projection"]
@@ -144,8 +144,8 @@ class GroupedAttention(_Attention):
             k_BSKH,
             v_BSKH,
             rule=self.rule,
-            queries=queries,
-            keys=keys,
+            q_coords=queries,
+            k_coords=keys,
             scale=self.scale,
             softcap=self.softcap,
             bias=bias,
@@ -164,8 +164,8 @@ class GroupedAttention(_Attention):
             q_BTNH,
             k_BTKH,
             rule=self.rule,
-            queries=places,
-            keys=places,
+            q_coords=places,
+            k_coords=places,
             scale=self.scale,
             softcap=self.softcap,
             bias=bias,
@@ -186,7 +186,7 @@ class GroupedAttention(_Attention):
 
 
 @dataclass(frozen=True, eq=False)
-class Memory:
+class EncoderOutput:
     """What cross-attention reads: states, and where they are. Without states, a cache holds their keys and values.
 
     Raises:
@@ -235,13 +235,13 @@ class CrossAttention(_Attention):
             biases=biases, q_norm=q_norm, k_norm=k_norm, norm_over=norm_over, clip=clip, softcap=softcap, scale=scale,
             dropout=dropout, backend=backend,
         )  # fmt: skip
-        self.rule = everything()
+        self.rule = full()
 
     def forward(
         self,
         x_BTD: Float[Tensor, "B T D"],
         queries: Coordinates,
-        memory: Memory,
+        memory: EncoderOutput,
         cache: LayerCache | None = None,
     ) -> Float[Tensor, "B T D"]:
         """``x``, which is where ``queries`` say, attends to ``memory``.
@@ -256,8 +256,8 @@ class CrossAttention(_Attention):
             k_BSKH,
             v_BSKH,
             rule=self.rule,
-            queries=queries,
-            keys=memory.places,
+            q_coords=queries,
+            k_coords=memory.places,
             scale=self.scale,
             softcap=self.softcap,
             dropout=self.dropout if self.training else 0.0,
@@ -265,7 +265,9 @@ class CrossAttention(_Attention):
         )
         return self.o_proj(out_BTNH.flatten(-2))
 
-    def weights(self, x_BTD: Float[Tensor, "B T D"], queries: Coordinates, memory: Memory) -> Float[Tensor, "B N T S"]:
+    def weights(
+        self, x_BTD: Float[Tensor, "B T D"], queries: Coordinates, memory: EncoderOutput
+    ) -> Float[Tensor, "B N T S"]:
         """What each head attends to in ``memory``, by the reference path."""
         q_BTNH = self._normed(self.q_norm, self._projected(self.q_proj, x_BTD))
         k_BSKH, _ = self._keys_and_values(memory, None)
@@ -273,13 +275,13 @@ class CrossAttention(_Attention):
             q_BTNH,
             k_BSKH,
             rule=self.rule,
-            queries=queries,
-            keys=memory.places,
+            q_coords=queries,
+            k_coords=memory.places,
             scale=self.scale,
             softcap=self.softcap,
         )
 
-    def _keys_and_values(self, memory: Memory, cache: LayerCache | None) -> tuple[Tensor, Tensor]:
+    def _keys_and_values(self, memory: EncoderOutput, cache: LayerCache | None) -> tuple[Tensor, Tensor]:
         if memory.x is None:
             if cache is None or cache.cross is None:
                 raise InputError(
@@ -288,7 +290,7 @@ class CrossAttention(_Attention):
                 )
             return cache.cross
         # padding is silenced, so that not even NaN there reaches a gradient; states may come from a wider stream
-        x_BSD = silenced(memory.x, memory.places).to(self.k_proj.weight.dtype)
+        x_BSD = zero_padding(memory.x, memory.places).to(self.k_proj.weight.dtype)
         k_BSKH = self._normed(self.k_norm, self._projected(self.k_proj, x_BSD))
         v_BSKH = self._projected(self.v_proj, x_BSD)
         if cache is not None:

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from pellucid.errors import InputError, UnsupportedError
-from pellucid.nn.attention import Memory
+from pellucid.nn.attention import EncoderOutput
 from pellucid.nn.cache import LayerCache
-from pellucid.nn.moe.routing import RoutingTally
-from pellucid.nn.streams import AsWeightsOf, AtLeast, Multiply
+from pellucid.nn.moe.routing import RouterStatsSink
+from pellucid.nn.residual import CastLike, Scale, Upcast
 from pellucid.shapes import Float, Tensor
 from pellucid.visibility import Coordinates
 
@@ -56,7 +56,7 @@ class Block(nn.Module):
             if part is not None:
                 setattr(self, name, part)
 
-    def _reads(self, memory: Memory | None) -> bool:
+    def _reads(self, memory: EncoderOutput | None) -> bool:
         if memory is None and self.has_memory:
             raise InputError("this block has cross-attention, but got no memory; give memory=Memory(x, places)")
         if memory is not None and not self.has_memory:
@@ -68,9 +68,9 @@ class Block(nn.Module):
         self._feed = _routed if getattr(self.ffn, "routes", False) else _plain
         self.residual_dropout: nn.Module = nn.Dropout(dropout)
         if branch_multiplier != 1.0:
-            self.residual_dropout = nn.Sequential(nn.Dropout(dropout), Multiply(branch_multiplier))
-        self.to_stream: nn.Module = nn.Identity() if stream_dtype is None else AtLeast(stream_dtype)
-        self.to_branch: nn.Module = nn.Identity() if stream_dtype is None else AsWeightsOf(self.attention)
+            self.residual_dropout = nn.Sequential(nn.Dropout(dropout), Scale(branch_multiplier))
+        self.to_stream: nn.Module = nn.Identity() if stream_dtype is None else Upcast(stream_dtype)
+        self.to_branch: nn.Module = nn.Identity() if stream_dtype is None else CastLike(self.attention)
 
 
 class TwoNormBlock(Block):
@@ -114,8 +114,8 @@ class PreNormBlock(TwoNormBlock):
         cache: LayerCache | None = None,
         *,
         bias: Tensor | None = None,
-        memory: Memory | None = None,
-        tally: RoutingTally | None = None,
+        memory: EncoderOutput | None = None,
+        tally: RouterStatsSink | None = None,
     ) -> Float[Tensor, "B T D"]:
         x_BTD = self.to_stream(x_BTD)
         h_BTD = self.to_branch(self.attn_norm(x_BTD))
@@ -140,8 +140,8 @@ class PostNormBlock(TwoNormBlock):
         cache: LayerCache | None = None,
         *,
         bias: Tensor | None = None,
-        memory: Memory | None = None,
-        tally: RoutingTally | None = None,
+        memory: EncoderOutput | None = None,
+        tally: RouterStatsSink | None = None,
     ) -> Float[Tensor, "B T D"]:
         x_BTD = self.to_stream(x_BTD)
         h_BTD = self.attention(self.to_branch(x_BTD), queries, keys, cache, bias)
@@ -170,8 +170,8 @@ class DeepNormBlock(TwoNormBlock):
         cache: LayerCache | None = None,
         *,
         bias: Tensor | None = None,
-        memory: Memory | None = None,
-        tally: RoutingTally | None = None,
+        memory: EncoderOutput | None = None,
+        tally: RouterStatsSink | None = None,
     ) -> Float[Tensor, "B T D"]:
         x_BTD = self.to_stream(x_BTD)
         h_BTD = self.attention(self.to_branch(x_BTD), queries, keys, cache, bias)
@@ -229,8 +229,8 @@ class SandwichBlock(Block):
         cache: LayerCache | None = None,
         *,
         bias: Tensor | None = None,
-        memory: Memory | None = None,
-        tally: RoutingTally | None = None,
+        memory: EncoderOutput | None = None,
+        tally: RouterStatsSink | None = None,
     ) -> Float[Tensor, "B T D"]:
         x_BTD = self.to_stream(x_BTD)
         h_BTD = self.attention(self.to_branch(self.attn_norm(x_BTD)), queries, keys, cache, bias)
@@ -242,9 +242,9 @@ class SandwichBlock(Block):
         return x_BTD + self.residual_dropout(self.ffn_post_norm(h_BTD))
 
 
-def _plain(ffn: nn.Module, x_BTD: Tensor, _places: Coordinates, _tally: RoutingTally | None) -> Tensor:
+def _plain(ffn: nn.Module, x_BTD: Tensor, _places: Coordinates, _tally: RouterStatsSink | None) -> Tensor:
     return ffn(x_BTD)
 
 
-def _routed(ffn: nn.Module, x_BTD: Tensor, places: Coordinates, tally: RoutingTally | None) -> Tensor:
+def _routed(ffn: nn.Module, x_BTD: Tensor, places: Coordinates, tally: RouterStatsSink | None) -> Tensor:
     return ffn(x_BTD, places, tally)

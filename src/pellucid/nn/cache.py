@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from pellucid.errors import InputError, LengthError, ShapeError, UnsupportedError
-from pellucid.nn.runs import ends, lengths, merged, rows_of, runs_of
+from pellucid.nn.layout import ends, lengths, merged, rows_of, runs_of
 from pellucid.shapes import Int, Tensor
 from pellucid.visibility import Coordinates, Layout, Rule, Run
 
@@ -208,7 +208,7 @@ class ContiguousCache:
         first = min((run.first for run in new.layout.runs), default=None)
         old = self._held(self.length, self._runs)
         for rule in rules:
-            if first is None or (rule.settled is not None and first >= rule.settled):
+            if first is None or (rule.causal_from is not None and first >= rule.causal_from):
                 continue
             if not rule.mask(old, new).any():
                 continue

@@ -27,7 +27,7 @@ from torch import nn
 
 from pellucid.errors import ShapeError
 from pellucid.nn.attention import GroupedAttention
-from pellucid.nn.latent import LatentAttention
+from pellucid.nn.mla import LatentAttention
 from pellucid.nn.moe.experts import Experts
 from pellucid.nn.moe.router import Router, SigmoidRouter
 from pellucid.nn.norms import HeadLayerNorm, LayerNorm, RMSNorm

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from pellucid.nn.attention import Memory
+from pellucid.nn.attention import EncoderOutput
 from pellucid.nn.block import Block, TwoNormBlock
 from pellucid.nn.cache import LayerCache
-from pellucid.nn.moe.routing import RoutingTally
+from pellucid.nn.moe.routing import RouterStatsSink
 from pellucid.shapes import Float, Tensor
 from pellucid.visibility import Coordinates
 
@@ -46,8 +46,8 @@ class ParallelBlock(Block):
         cache: LayerCache | None = None,
         *,
         bias: Tensor | None = None,
-        memory: Memory | None = None,
-        tally: RoutingTally | None = None,
+        memory: EncoderOutput | None = None,
+        tally: RouterStatsSink | None = None,
     ) -> Float[Tensor, "B T D"]:
         self._reads(memory)
         x_BTD = self.to_stream(x_BTD)
@@ -70,8 +70,8 @@ class ParallelTwoNormBlock(TwoNormBlock):
         cache: LayerCache | None = None,
         *,
         bias: Tensor | None = None,
-        memory: Memory | None = None,
-        tally: RoutingTally | None = None,
+        memory: EncoderOutput | None = None,
+        tally: RouterStatsSink | None = None,
     ) -> Float[Tensor, "B T D"]:
         self._reads(memory)
         x_BTD = self.to_stream(x_BTD)

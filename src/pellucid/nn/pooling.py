@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from pellucid.nn.norms import at_least_float32
-from pellucid.nn.positions.angles import host_layout
+from pellucid.nn.positions.frequencies import host_layout
 from pellucid.shapes import Float, Int, Tensor
 from pellucid.visibility import Coordinates
 

@@ -24,12 +24,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from pellucid.errors import InputError, UnsupportedError
-from pellucid.nn.attention import CrossAttention, GroupedAttention, Memory
+from pellucid.nn.attention import CrossAttention, EncoderOutput, GroupedAttention
 from pellucid.nn.block import PostNormBlock, PreNormBlock
 from pellucid.nn.ffn import DenseFFN
 from pellucid.nn.norms import LayerNorm
 from pellucid.shapes import Float, Tensor
-from pellucid.visibility import Coordinates, Rule, causal, everything
+from pellucid.visibility import Coordinates, Rule, causal, full
 
 Pairs = Iterator[tuple[Tensor, Tensor]]
 
@@ -43,7 +43,7 @@ class Layers(nn.Module):
         self.norm = norm
 
     def forward(
-        self, x_BTD: Float[Tensor, "B T D"], places: Coordinates, memory: Memory | None = None
+        self, x_BTD: Float[Tensor, "B T D"], places: Coordinates, memory: EncoderOutput | None = None
     ) -> Float[Tensor, "B T D"]:
         for block in self.layers:
             x_BTD = block(x_BTD, places, places, memory=memory)
@@ -65,7 +65,7 @@ class EncoderDecoderLayers(nn.Module):
         x_BTD: Float[Tensor, "B T D"],
         places: Coordinates,
     ) -> Float[Tensor, "B T D"]:
-        out_BTD: Tensor = self.decoder(x_BTD, places, Memory(self.encoder(source_BSD, source), source))
+        out_BTD: Tensor = self.decoder(x_BTD, places, EncoderOutput(self.encoder(source_BSD, source), source))
         return out_BTD
 
 
@@ -108,7 +108,7 @@ def _attention(theirs: nn.MultiheadAttention, rule: Rule | None) -> GroupedAtten
             f"this attention reads keys of {theirs.kdim} and values of {theirs.vdim} features beside queries of "
             f"{theirs.embed_dim}, so it is attention to a memory; give cross=True"
         )
-    return GroupedAttention(theirs.embed_dim, rule=everything() if rule is None else rule, **_heads(theirs))
+    return GroupedAttention(theirs.embed_dim, rule=full() if rule is None else rule, **_heads(theirs))
 
 
 def _cross(theirs: Any) -> CrossAttention:
@@ -133,7 +133,7 @@ def _heads(theirs: nn.MultiheadAttention) -> dict[str, Any]:
 
 
 def _encoder_block(theirs: nn.TransformerEncoderLayer, rule: Rule | None) -> nn.Module:
-    return _block(theirs, everything() if rule is None else rule, {"attn_norm": theirs.norm1, "ffn_norm": theirs.norm2})
+    return _block(theirs, full() if rule is None else rule, {"attn_norm": theirs.norm1, "ffn_norm": theirs.norm2})
 
 
 def _decoder_block(theirs: nn.TransformerDecoderLayer, rule: Rule | None) -> nn.Module:

@@ -10,7 +10,7 @@ from pellucid.configfile import Config
 from pellucid.data.files import BUILT_IN
 from pellucid.data.text import HELDOUT_SHARE
 from pellucid.models.config import ModelConfig
-from pellucid.models.words import MoE, Sigmoid
+from pellucid.models.configs import MoE, Sigmoid
 from pellucid.training import objectives
 from pellucid.training.objectives import Objective, reads_text
 from pellucid.training.precision import Precision

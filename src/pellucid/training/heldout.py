@@ -12,7 +12,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from pellucid.data.batch import IGNORED, Batch
+from pellucid.batch import IGNORED, Batch
 from pellucid.data.loader import Loader
 from pellucid.errors import DataError
 from pellucid.generation import GenerationParams, generate_ids

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from pellucid.data.batch import Batch
+from pellucid.batch import Batch
 from pellucid.models.model import Model
 from pellucid.nn.pooling import documents_of
 from pellucid.training import objectives as words

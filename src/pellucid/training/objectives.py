@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from pellucid.configfile import Config
-from pellucid.models import words
+from pellucid.models import configs
 from pellucid.models.config import ModelConfig
 from pellucid.visibility import causal
 
@@ -147,11 +147,11 @@ AnyObjective = (
 Objective = Annotated[AnyObjective, Field(discriminator="kind")]
 
 _OF_HEAD: dict[type[Any], type[Any]] = {
-    words.SequenceClassification: Classification,
-    words.Regression: Regression,
-    words.TokenClassification: TokenLabelling,
-    words.Span: Span,
-    words.SentenceEmbedding: Contrastive,
+    configs.SequenceClassification: Classification,
+    configs.Regression: Regression,
+    configs.TokenClassification: TokenLabelling,
+    configs.Span: Span,
+    configs.SentenceEmbedding: Contrastive,
 }
 _OF_FAMILY: dict[str, tuple[type[Any], ...]] = {
     "decoder": (NextToken, PrefixLM),
@@ -217,16 +217,28 @@ def _check_classes(classes: tuple[str, ...], model: ModelConfig) -> None:
 
 def _check_hidden(objective: AnyObjective, model: ModelConfig) -> None:
     """A layer that sees the token which has to be predicted learns to copy it."""
-    by_prefix = isinstance(objective, PrefixLM)
-    seeing = next((rule for rule in model.rules if (rule.ahead_outside_groups if by_prefix else rule.ahead) != 0), None)
+    uses_prefix_groups = isinstance(objective, PrefixLM)
+    seeing = next(
+        (
+            rule
+            for rule in model.rules
+            if (rule.lookahead_outside_groups if uses_prefix_groups else rule.lookahead) != 0
+        ),
+        None,
+    )
     if seeing is not None:
         way = f"add causal: {(causal() & seeing).describe()!r}"
-        if not by_prefix and model.family == "decoder" and seeing.by_prefix and seeing.ahead_outside_groups == 0:
+        if (
+            not uses_prefix_groups
+            and model.family == "decoder"
+            and seeing.uses_prefix_groups
+            and seeing.lookahead_outside_groups == 0
+        ):
             way = "take objective {kind: prefix_lm}, which predicts nothing that a prefix shows, or " + way
         raise ValueError(
             f"the rule {seeing} in model.layers lets a token see the next one, which it has to predict; {way}"
         )
-    if by_prefix and not any(rule.by_prefix for rule in model.rules):
+    if uses_prefix_groups and not any(rule.uses_prefix_groups for rule in model.rules):
         raise ValueError(
             f"objective is 'prefix_lm', but no rule in model.layers is by prefix() (the first is {model.rules[0]}); "
             "take 'causal | prefix()'"

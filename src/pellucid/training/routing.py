@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pellucid.data.batch import Batch
-from pellucid.nn.moe import Router, RoutingSums, SigmoidRouter
+from pellucid.batch import Batch
+from pellucid.nn.moe import LoadBalanceStats, Router, SigmoidRouter
 from pellucid.training.config import Balance
 
 
@@ -27,7 +27,7 @@ class RoutingFigures(NamedTuple):
 
 
 class StepRouting:
-    """Sums over the micro-batches of one step, a :class:`RoutingSums` for each layer that routes.
+    """Sums over the micro-batches of one step, a :class:`LoadBalanceStats` for each layer that routes.
 
     The share f of tokens that chose an expert is that of a micro-batch, because no later one has run when its gradient
     is taken; what is summed over tokens is divided once, by the real tokens of the whole step. So with equal f the loss
@@ -37,7 +37,7 @@ class StepRouting:
     def __init__(self, model: nn.Module, micro_batches: Sequence[Batch], balance: Balance | None) -> None:
         self.routers = routers(model)
         self.balance = balance
-        self._sums: list[RoutingSums | None] = [None] * len(self.routers)
+        self._sums: list[LoadBalanceStats | None] = [None] * len(self.routers)
         encoder = getattr(model, "encoder", None)
         read = len(routers(encoder)) if isinstance(encoder, nn.Module) else 0
         self._tokens = [
@@ -53,11 +53,11 @@ class StepRouting:
         """Whether a micro-batch without a label still has something to say."""
         return bool(self.routers) and self.balance is not None
 
-    def add(self, found: Sequence[RoutingSums]) -> Tensor | float:
+    def add(self, found: Sequence[LoadBalanceStats]) -> Tensor | float:
         """Note what a micro-batch routed; returns its part of the step's loss."""
         assert len(found) == len(self.routers), f"{len(found)} layers routed, the model has {len(self.routers)}"
         for layer, sums in enumerate(found):
-            plain, before = RoutingSums(*(value.detach() for value in sums)), self._sums[layer]
+            plain, before = LoadBalanceStats(*(value.detach() for value in sums)), self._sums[layer]
             self._sums[layer] = plain if before is None else before.plus(plain)
         if self.balance is None or not self.balance.coefficient:
             return 0.0

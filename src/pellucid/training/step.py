@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from pellucid.data.batch import Batch
+from pellucid.batch import Batch
 from pellucid.errors import ShapeError, TrainingError
 from pellucid.training.config import Balance
 from pellucid.training.optim import Optimizers

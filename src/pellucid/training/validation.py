@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from pellucid.data.batch import IGNORED, Batch
+from pellucid.batch import IGNORED, Batch
 from pellucid.data.objectives import causal
 from pellucid.data.text import Document
 from pellucid.errors import ConfigError, DataError

@@ -10,35 +10,35 @@
 """
 
 from pellucid.visibility.coordinates import Coordinates, Layout, Run
-from pellucid.visibility.foreign import from_additive, from_hidden, from_visible
+from pellucid.visibility.from_masks import from_additive, from_hidden, from_visible
 from pellucid.visibility.named import (
-    blocks,
     causal,
     chunk,
-    everything,
+    full,
     lookahead,
     prefix,
+    same_group,
     sinks,
     window,
 )
+from pellucid.visibility.parser import parse
 from pellucid.visibility.rules import Rule
-from pellucid.visibility.text import parse
 
 __all__ = [
     "Coordinates",
     "Layout",
     "Rule",
     "Run",
-    "blocks",
     "causal",
     "chunk",
-    "everything",
     "from_additive",
     "from_hidden",
     "from_visible",
+    "full",
     "lookahead",
     "parse",
     "prefix",
+    "same_group",
     "sinks",
     "window",
 ]

@@ -89,7 +89,7 @@ class Coordinates:
 
     ``positions`` and ``segments`` are ``[B, T]`` integers. Segment 0 is padding; documents are 1, 2, …;
     positions restart at 0 in each document. ``groups`` (0 = none) says what a token belongs to inside its
-    document, for :func:`prefix` and :func:`blocks`. ``layout`` is the host's knowledge of the same facts;
+    document, for :func:`prefix` and :func:`same_group`. ``layout`` is the host's knowledge of the same facts;
     left out, it is read off the tensors once, when they live on the CPU.
 
     A compiler leaves what follows from coordinates that are ``apart`` to be run as it is, so that no batch brings a

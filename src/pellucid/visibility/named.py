@@ -1,7 +1,7 @@
 """The names by which rules are made: ``causal() & (window(256) | sinks(4))``."""
 
 from pellucid.errors import ConfigError
-from pellucid.visibility.leaves import Blocks, Chunk, Everything, Lookahead, Prefix, Sinks, Window
+from pellucid.visibility.primitives import Chunk, Full, Lookahead, Prefix, SameGroup, Sinks, Window
 from pellucid.visibility.rules import Rule
 
 _MOST = 1 << 40
@@ -18,9 +18,9 @@ def _count(value: int, name: str, least: int, hint: str) -> int:
     return value
 
 
-def everything() -> Rule:
+def full() -> Rule:
     """All tokens of the document, both ways."""
-    return Everything()
+    return Full()
 
 
 def causal() -> Rule:
@@ -53,6 +53,6 @@ def sinks(n: int) -> Rule:
     return Sinks(_count(n, "sinks(n)", 1, "leave the rule out for no sinks"))
 
 
-def blocks() -> Rule:
-    """Tokens of one group see each other both ways: ``causal() | blocks()``."""
-    return Blocks()
+def same_group() -> Rule:
+    """Tokens of one group see each other both ways: ``causal() | same_group()``."""
+    return SameGroup()

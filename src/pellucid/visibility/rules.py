@@ -15,7 +15,7 @@ from pellucid.shapes import Bool, Tensor
 from pellucid.visibility import intervals as iv
 from pellucid.visibility.coordinates import Coordinates
 
-Reach = tuple[int | None, int]
+Lookback = tuple[int | None, int]
 
 
 class Rule(ABC):
@@ -26,7 +26,7 @@ class Rule(ABC):
     positional: bool = True
     """Whether positions alone decide (no groups, no given matrix)."""
 
-    by_slots: bool = False
+    is_slot_mask: bool = False
     """Whether it says which slot sees which, so that no document can be looked at alone."""
 
     def mask(self, queries: Coordinates, keys: Coordinates) -> Bool[Tensor, "B 1 T S"]:
@@ -43,44 +43,44 @@ class Rule(ABC):
 
     def _mask(self, queries: Coordinates, keys: Coordinates) -> Tensor:
         same = queries.segments[:, :, None] == keys.segments[:, None, :]
-        return (same & queries.real[:, :, None] & self.sees(queries, keys)).unsqueeze(1)
+        return (same & queries.real[:, :, None] & self._visible(queries, keys)).unsqueeze(1)
 
     @abstractmethod
-    def sees(self, queries: Coordinates, keys: Coordinates) -> Bool[Tensor, "..."]:
+    def _visible(self, queries: Coordinates, keys: Coordinates) -> Bool[Tensor, "..."]:
         """The rule alone, inside one document: broadcastable to ``[B, T, S]``."""
 
     @property
     @abstractmethod
-    def reach(self) -> Reach:
+    def lookback(self) -> Lookback:
         """``(back, first)``: a query sees at most ``back`` tokens before itself (None: all of them), and besides
         them only the first ``first`` tokens of its document. A cache may forget everything else."""
 
     @property
     @abstractmethod
-    def ahead(self) -> int | None:
+    def lookahead(self) -> int | None:
         """How many tokens after itself a query may see (0: causal, None: unbounded)."""
 
     @property
-    def ahead_outside_groups(self) -> int | None:
-        """``ahead`` of tokens that are in no group: what ``prefix()`` and ``blocks()`` show is not for them."""
-        return self.ahead
+    def lookahead_outside_groups(self) -> int | None:
+        """``ahead`` of tokens that are in no group: what ``prefix()`` and ``same_group()`` show is not for them."""
+        return self.lookahead
 
     @property
-    def by_prefix(self) -> bool:
+    def uses_prefix_groups(self) -> bool:
         """Whether ``prefix()`` is in it, which shows tokens with a group to all of their document."""
         return False
 
     @property
-    def settled(self) -> int | None:
+    def causal_from(self) -> int | None:
         """From this position on no token is seen by an earlier one (None: never): from there a cache may go on
         token by token."""
-        return 0 if self.ahead == 0 else None
+        return 0 if self.lookahead == 0 else None
 
     @abstractmethod
     def intervals(self, length: int) -> iv.Intervals:
         """Visible keys of each query of one document, as disjoint half-open intervals."""
 
-    def edges(self, length: int) -> int:
+    def num_visible_pairs(self, length: int) -> int:
         """Visible (query, key) pairs in one document of ``length`` tokens, exactly and without a mask."""
         return iv.count(self.intervals(length))
 
@@ -89,10 +89,10 @@ class Rule(ABC):
         """Stable text, read back by :func:`parse`; the checkpoint contract stores it."""
 
     def __and__(self, other: Rule) -> Rule:
-        return All(_parts(All, self) + _parts(All, other))
+        return And(_parts(And, self) + _parts(And, other))
 
     def __or__(self, other: Rule) -> Rule:
-        return AnyOf(_parts(AnyOf, self) + _parts(AnyOf, other))
+        return Or(_parts(Or, self) + _parts(Or, other))
 
     def __str__(self) -> str:
         return self.describe()
@@ -110,13 +110,13 @@ def _largest(bounds: list[int | None]) -> int | None:
 @lru_cache(maxsize=1024)
 def is_plain_causal(rule: Rule, length: int) -> bool:
     """Whether the rule is just ``causal()`` for documents of up to ``length`` tokens (as a wide window is)."""
-    return rule.positional and rule.ahead == 0 and rule.edges(length) == length * (length + 1) // 2
+    return rule.positional and rule.lookahead == 0 and rule.num_visible_pairs(length) == length * (length + 1) // 2
 
 
 @lru_cache(maxsize=1024)
-def is_everything(rule: Rule, length: int) -> bool:
+def is_full(rule: Rule, length: int) -> bool:
     """Whether the rule hides nothing in documents of up to ``length`` tokens."""
-    return rule.positional and rule.edges(length) == length * length
+    return rule.positional and rule.num_visible_pairs(length) == length * length
 
 
 def _parts(kind: type[_Combined], rule: Rule) -> tuple[Rule, ...]:
@@ -134,39 +134,39 @@ class _Combined(Rule):
         return all(rule.positional for rule in self.rules)
 
     @property
-    def by_slots(self) -> bool:  # type: ignore[override]
-        return any(rule.by_slots for rule in self.rules)
+    def is_slot_mask(self) -> bool:  # type: ignore[override]
+        return any(rule.is_slot_mask for rule in self.rules)
 
     @property
-    def by_prefix(self) -> bool:
-        return any(rule.by_prefix for rule in self.rules)
+    def uses_prefix_groups(self) -> bool:
+        return any(rule.uses_prefix_groups for rule in self.rules)
 
 
 @dataclass(frozen=True)
-class All(_Combined):
+class And(_Combined):
     """Visible when every part says so."""
 
     @property
-    def reach(self) -> Reach:
+    def lookback(self) -> Lookback:
         # Any part's reach bounds the intersection; the one that looks back least lets a cache forget most.
-        return min((rule.reach for rule in self.rules), key=lambda r: (r[0] is None, r[0] or 0, r[1]))
+        return min((rule.lookback for rule in self.rules), key=lambda r: (r[0] is None, r[0] or 0, r[1]))
 
     @property
-    def ahead(self) -> int | None:
-        return _smallest([rule.ahead for rule in self.rules])
+    def lookahead(self) -> int | None:
+        return _smallest([rule.lookahead for rule in self.rules])
 
     @property
-    def ahead_outside_groups(self) -> int | None:
-        return _smallest([rule.ahead_outside_groups for rule in self.rules])
+    def lookahead_outside_groups(self) -> int | None:
+        return _smallest([rule.lookahead_outside_groups for rule in self.rules])
 
     @property
-    def settled(self) -> int | None:
-        return _smallest([rule.settled for rule in self.rules])
+    def causal_from(self) -> int | None:
+        return _smallest([rule.causal_from for rule in self.rules])
 
-    def sees(self, queries: Coordinates, keys: Coordinates) -> Tensor:
-        visible = self.rules[0].sees(queries, keys)
+    def _visible(self, queries: Coordinates, keys: Coordinates) -> Tensor:
+        visible = self.rules[0]._visible(queries, keys)
         for rule in self.rules[1:]:
-            visible = visible & rule.sees(queries, keys)
+            visible = visible & rule._visible(queries, keys)
         return visible
 
     def intervals(self, length: int) -> iv.Intervals:
@@ -176,34 +176,34 @@ class All(_Combined):
         return result
 
     def describe(self) -> str:
-        return " & ".join(f"({r})" if isinstance(r, AnyOf) else str(r) for r in self.rules)
+        return " & ".join(f"({r})" if isinstance(r, Or) else str(r) for r in self.rules)
 
 
 @dataclass(frozen=True)
-class AnyOf(_Combined):
+class Or(_Combined):
     """Visible when at least one part says so."""
 
     @property
-    def reach(self) -> Reach:
-        back = _largest([rule.reach[0] for rule in self.rules])
-        return (None, 0) if back is None else (back, max(rule.reach[1] for rule in self.rules))
+    def lookback(self) -> Lookback:
+        back = _largest([rule.lookback[0] for rule in self.rules])
+        return (None, 0) if back is None else (back, max(rule.lookback[1] for rule in self.rules))
 
     @property
-    def ahead(self) -> int | None:
-        return _largest([rule.ahead for rule in self.rules])
+    def lookahead(self) -> int | None:
+        return _largest([rule.lookahead for rule in self.rules])
 
     @property
-    def ahead_outside_groups(self) -> int | None:
-        return _largest([rule.ahead_outside_groups for rule in self.rules])
+    def lookahead_outside_groups(self) -> int | None:
+        return _largest([rule.lookahead_outside_groups for rule in self.rules])
 
     @property
-    def settled(self) -> int | None:
-        return _largest([rule.settled for rule in self.rules])
+    def causal_from(self) -> int | None:
+        return _largest([rule.causal_from for rule in self.rules])
 
-    def sees(self, queries: Coordinates, keys: Coordinates) -> Tensor:
-        visible = self.rules[0].sees(queries, keys)
+    def _visible(self, queries: Coordinates, keys: Coordinates) -> Tensor:
+        visible = self.rules[0]._visible(queries, keys)
         for rule in self.rules[1:]:
-            visible = visible | rule.sees(queries, keys)
+            visible = visible | rule._visible(queries, keys)
         return visible
 
     def intervals(self, length: int) -> iv.Intervals:
@@ -213,4 +213,4 @@ class AnyOf(_Combined):
         return result
 
     def describe(self) -> str:
-        return " | ".join(f"({r})" if isinstance(r, All) else str(r) for r in self.rules)
+        return " | ".join(f"({r})" if isinstance(r, And) else str(r) for r in self.rules)

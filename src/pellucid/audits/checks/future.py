@@ -35,7 +35,7 @@ def run(bench: Bench) -> Iterator[Finding]:
     result = kept(bench, flow, hidden_TT, NAME, "tokens", lambda q, k: first_broken_layer(bench, flow.row, q, k))
     yield result
     yield _reaction(bench, flow)
-    if all(rule.ahead == 0 for rule in bench.probe.rules):
+    if all(rule.lookahead == 0 for rule in bench.probe.rules):
         yield from _behind_cuts(bench, flow)
     if bench.can("cache"):
         yield unless_refused(NAME, _CACHED, lambda: _cached(bench, flow.row))
@@ -80,7 +80,7 @@ def _cached(bench: Bench, row: list[int]) -> Finding:
     near = [] if result.where is None or result.where.key is None else [result.where.key]
     flow = measured(bench, Changes(bench, row, _chunked, first=near))
     told = kept(bench, flow, ahead_of(flow.may), NAME, _CACHED, lambda q, k: "")
-    nobody_looks_ahead = all(rule.ahead == 0 for rule in bench.probe.rules)  # then nothing behind a cut may move it
+    nobody_looks_ahead = all(rule.lookahead == 0 for rule in bench.probe.rules)  # then nothing behind a cut may move it
     return result if told.status == "pass" and nobody_looks_ahead else told
 
 

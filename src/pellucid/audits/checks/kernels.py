@@ -113,7 +113,7 @@ def _layouts(bench: Bench) -> Iterator[_Layout]:
 
 def _long(bench: Bench) -> int:
     """Past every window that is declared, and no longer than that takes."""
-    reaches = [rule.reach[0] or 0 for rule in bench.probe.rules]
+    reaches = [rule.lookback[0] or 0 for rule in bench.probe.rules]
     return min(bench.length, max(16, *reaches) + 4)
 
 

@@ -19,7 +19,7 @@ NAME = "prefix"
 
 def run(bench: Bench) -> Iterator[Finding]:
     """Change one token at a time and watch the queries that may look ahead."""
-    if all(rule.ahead == 0 for rule in bench.probe.rules):
+    if all(rule.lookahead == 0 for rule in bench.probe.rules):
         yield Finding(NAME, "not_applicable", "no declared rule lets a token look ahead")
         return
     flow = flow_of(bench)

@@ -40,7 +40,7 @@ def run(bench: Bench) -> Iterator[Finding]:
 
 def _reach(rule: Visibility) -> Reach | None:
     """How far back a rule looks, and how many first tokens it shows besides; None: there is no such bound."""
-    back, first = rule.reach
+    back, first = rule.lookback
     return None if back is None else (back, first)
 
 

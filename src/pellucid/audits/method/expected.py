@@ -31,10 +31,10 @@ def _within_bounds(rules: Sequence[Visibility], positions_BT: Tensor) -> Tensor:
     """``Bool[B, T, T]``: not further ahead or back than all layers together say that they look."""
     back_BTT = positions_BT[:, :, None] - positions_BT[:, None, :]
     inside_BTT = torch.ones_like(back_BTT, dtype=torch.bool)
-    aheads = [rule.ahead for rule in rules if rule.ahead is not None]
+    aheads = [rule.lookahead for rule in rules if rule.lookahead is not None]
     if len(aheads) == len(rules):
         inside_BTT &= back_BTT >= -sum(aheads)
-    backs = [rule.reach[0] for rule in rules if rule.reach[0] is not None and not rule.reach[1]]
+    backs = [rule.lookback[0] for rule in rules if rule.lookback[0] is not None and not rule.lookback[1]]
     if len(backs) == len(rules):
         inside_BTT &= back_BTT <= sum(back for back in backs if back is not None)
     return inside_BTT

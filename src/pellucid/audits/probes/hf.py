@@ -100,6 +100,6 @@ def _fills_gaps(model: nn.Module) -> bool:
         return True
     auto = sys.modules.get("transformers.models.auto.modeling_auto")
     masked = getattr(auto, "MODEL_FOR_MASKED_LM_MAPPING_NAMES", {})
-    sees_ahead = all(rule.ahead is None for rule in rules_of(model.config, "causal").rules)
+    sees_ahead = all(rule.lookahead is None for rule in rules_of(model.config, "causal").rules)
     permuted = getattr(model.config, "attn_type", None) == "bi"  # XLNet: a target mapping says what is predicted
     return sees_ahead and (permuted or type(model).__name__ in masked.values())

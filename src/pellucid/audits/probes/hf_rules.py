@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pellucid.probe import Visibility
-from pellucid.visibility import Rule, causal, chunk, everything, lookahead, window
+from pellucid.visibility import Rule, causal, chunk, full, lookahead, window
 
 Kind = Literal["causal", "masked", "seq2seq"]
 
@@ -58,7 +58,7 @@ def padded_right(config: Any) -> bool:
 
 def looks_back(rules: Sequence[Visibility]) -> bool:
     """Whether every layer is causal: such models are generated with, for which rows are padded on the left."""
-    return all(rule.ahead == 0 for rule in rules)
+    return all(rule.lookahead == 0 for rule in rules)
 
 
 def text_config(config: Any) -> Any:
@@ -119,10 +119,10 @@ def _layers(config: Any, count: int, both_ways: bool) -> Declaration:
     size = _get(config, "sliding_window", None)
     if not isinstance(size, int) or size < 1 or _get(config, "use_sliding_window", True) is False:
         known = not any(hasattr(config, name) for name in _NOT_ATTENTION)
-        return Declaration((everything() if both_ways else causal(),) * count, known)
+        return Declaration((full() if both_ways else causal(),) * count, known)
     first = _get(config, "max_window_layers", 0) if hasattr(config, "use_sliding_window") else 0
     near = _near(config, size, both_ways)
-    far = everything() if both_ways else causal()
+    far = full() if both_ways else causal()
     return Declaration(tuple(near if layer >= first else far for layer in range(count)))
 
 
@@ -135,7 +135,7 @@ _NOT_ATTENTION = (
 
 
 def _of_type(config: Any, kind: str, layer: int, both_ways: bool) -> tuple[Rule, bool]:
-    far = everything() if both_ways else causal()
+    far = full() if both_ways else causal()
     if kind == "full_attention":
         return far, not any(hasattr(config, name) for name in ("index_topk", "indexer_types"))
     if kind == "sliding_attention":

@@ -69,7 +69,7 @@ class NamedProbe(TokensProbe):
             if MASK in self.takes and self._padded():
                 offered.add("padding")
                 self.ways = (ALL_ONES,)
-        self.shift_allowed = not all(rule.ahead == 0 for rule in self.rules)
+        self.shift_allowed = not all(rule.lookahead == 0 for rule in self.rules)
         self.capabilities = frozenset(offered)
 
     def asked(self, way: str) -> AbstractContextManager[None]:

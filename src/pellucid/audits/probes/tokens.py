@@ -163,7 +163,7 @@ class TokensProbe(Probe):
             )
 
     def _try_labels(self) -> Labels | None:
-        if self._label_name is None or self.vocab_size < 2 or any(rule.ahead != 0 for rule in self.rules):
+        if self._label_name is None or self.vocab_size < 2 or any(rule.lookahead != 0 for rule in self.rules):
             return None
         generator = torch.Generator().manual_seed(0)
         tokens_BT = torch.randint(self.vocab_size, (2, 3), generator=generator).to(self._device)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pellucid.errors import InputError
 from pellucid.probe import Capability, Probe, Request, Visibility
-from pellucid.visibility import causal, everything
+from pellucid.visibility import causal, full
 
 _ENCODERS = (nn.TransformerEncoder, nn.TransformerEncoderLayer)
 _DECODERS = (nn.TransformerDecoder, nn.TransformerDecoderLayer)
@@ -50,7 +50,7 @@ class TorchLayersProbe(Probe):
         self.rules: tuple[Visibility, ...] = (self._rule(),) * self._depth(module)
         if self.reads_source:
             self.capabilities = self.capabilities | {"source"}
-            self.source_rules = (everything(),) * self._depth(getattr(module, "encoder", module))
+            self.source_rules = (full(),) * self._depth(getattr(module, "encoder", module))
         self.memory_name = "encoder" if isinstance(module, nn.Transformer) and self.rows_first else None
 
     def logits(self, request: Request) -> Tensor:
@@ -108,7 +108,7 @@ class TorchLayersProbe(Probe):
         return x if self.rows_first else x.transpose(0, 1)
 
     def _rule(self) -> Visibility:
-        return causal() if self.causal else everything()
+        return causal() if self.causal else full()
 
     @staticmethod
     def _depth(module: nn.Module) -> int:

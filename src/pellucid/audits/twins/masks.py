@@ -12,7 +12,7 @@ from pellucid.audits.twins.lm import Answer, Lm
 from pellucid.audits.twins.toy import Slots, Toy
 from pellucid.audits.twins.twin import Twin
 from pellucid.probe import Capability, Probe, Request, Visibility, embeddings_replaced
-from pellucid.visibility import everything
+from pellucid.visibility import full
 
 
 class Encoder(nn.Module):
@@ -52,7 +52,7 @@ class EncoderProbe(Probe):
     def __init__(self, model: Encoder) -> None:
         self.model, self.module, self.name = model, model, type(model).__name__
         self.vocab_size, self.max_length = model.table.num_embeddings, model.places.num_embeddings
-        self.rules: tuple[Visibility, ...] = (everything(),) * len(model.layers)
+        self.rules: tuple[Visibility, ...] = (full(),) * len(model.layers)
 
     def logits(self, request: Request) -> Tensor:
         with embeddings_replaced(self.model.table, request.embeddings):

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from pellucid.audits.twins.twin import Twin
 from pellucid.probe import Capability, Probe, Request, Visibility
-from pellucid.visibility import causal, everything, lookahead
+from pellucid.visibility import causal, full, lookahead
 
 WIDTH = 16
 
@@ -15,7 +15,7 @@ WIDTH = 16
 class Pair(nn.Module):
     """The healthy model: one encoder layer and two decoder layers, told where padding is."""
 
-    source_rules: tuple[Visibility, ...] = (everything(),)
+    source_rules: tuple[Visibility, ...] = (full(),)
 
     def __init__(self, vocab_size: int = 23, positions: int = 32) -> None:
         super().__init__()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pellucid.audits.probes.tokens import TokensProbe
 from pellucid.audits.twins.twin import Twin
 from pellucid.probe import Visibility
-from pellucid.visibility import causal, everything, lookahead, prefix, sinks, window
+from pellucid.visibility import causal, full, lookahead, prefix, sinks, window
 
 WIDTH = 16
 
@@ -193,7 +193,7 @@ class WindowNobodyDeclared(PlainStack):
 class BothWays(Stack):
     """An encoder of two layers: everyone sees everyone."""
 
-    rules = (everything(),) * 2
+    rules = (full(),) * 2
 
     def sees(self, back_TT: Tensor, layer: int) -> Tensor:
         return torch.ones_like(back_TT, dtype=torch.bool)

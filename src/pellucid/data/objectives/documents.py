@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from pellucid.data.batch import IGNORED, Batch
+from pellucid.batch import IGNORED, Batch
 from pellucid.errors import ConfigError, DataError
 from pellucid.shapes import Tensor
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from pellucid.data.batch import Batch
+from pellucid.batch import Batch
 from pellucid.data.objectives.onward import causal
 from pellucid.data.objectives.signature import needed, refuse_share
 from pellucid.errors import ConfigError, DataError, InputError

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from pellucid.data.batch import IGNORED, Batch
+from pellucid.batch import IGNORED, Batch
 from pellucid.data.objectives.signature import needed, refuse_share
 from pellucid.data.tokenizer import with_begin
 from pellucid.errors import ConfigError, InputError

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from pellucid.data.batch import Batch
+from pellucid.batch import Batch
 from pellucid.errors import ConfigError, InputError
 
 

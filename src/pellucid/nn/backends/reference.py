@@ -2,11 +2,11 @@
 
 import torch
 
-from pellucid.nn.backends.call import Call, made_finite, made_loud
+from pellucid.nn.backends.inputs import AttentionInputs, made_finite, made_loud
 from pellucid.shapes import Tensor
 
 
-def attend(call: Call) -> Tensor:
+def attend(call: AttentionInputs) -> Tensor:
     """``softmax(scale · q kᵀ) v`` over visible keys; ``[B, T, N, U]``."""
     k, v, bad_BS = made_finite(call.k, call.v)
     weights_BKGTS = _weights(call, k)
@@ -17,13 +17,13 @@ def attend(call: Call) -> Tensor:
     return made_loud(out_BTNU, bad_BS, call.rule.mask(call.queries, call.keys))
 
 
-def probabilities(call: Call) -> Tensor:
+def probabilities(call: AttentionInputs) -> Tensor:
     """The weights, ``[B, N, T, S]``."""
     k, _, _ = made_finite(call.k, call.v)
     return _weights(call, k).flatten(1, 2)
 
 
-def _weights(call: Call, k: Tensor) -> Tensor:
+def _weights(call: AttentionInputs, k: Tensor) -> Tensor:
     b, t, n, _ = call.q.shape
     heads = k.shape[2]
     exact = torch.float64 if call.q.dtype == torch.float64 else torch.float32

@@ -13,13 +13,13 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from pellucid.errors import UnsupportedError
-from pellucid.nn.backends.call import Call, made_finite, made_loud
+from pellucid.nn.backends.inputs import AttentionInputs, made_finite, made_loud
 from pellucid.shapes import Tensor
-from pellucid.visibility import Coordinates, Rule, everything
-from pellucid.visibility.rules import is_everything, is_plain_causal
+from pellucid.visibility import Coordinates, Rule, full
+from pellucid.visibility.rules import is_full, is_plain_causal
 
 
-def refusal(call: Call, name: str = "sdpa") -> str | None:
+def refusal(call: AttentionInputs, name: str = "sdpa") -> str | None:
     """Why this backend, or the one of another ``name`` that is made of it, cannot do what is asked (None: it can)."""
     if call.softcap is not None:
         return f"{name} has no softcap"
@@ -28,17 +28,17 @@ def refusal(call: Call, name: str = "sdpa") -> str | None:
     return None
 
 
-def attend(call: Call) -> Tensor:
+def attend(call: AttentionInputs) -> Tensor:
     """As the reference, by torch's fused kernels."""
     prepared = prepare(call)
     return prepared.finish(scaled_dot_product_attention(**prepared.arguments))
 
 
 @dataclass(frozen=True, eq=False)
-class Prepared:
+class SDPACall:
     """One call of the kernel: its arguments, and what has to be put right in its answer."""
 
-    call: Call
+    call: AttentionInputs
     arguments: dict[str, Any]
     folded: bool
     seeing: Tensor | None  # Bool[B, T]
@@ -55,7 +55,7 @@ class Prepared:
         return made_loud(out_BTNU, self.bad, self.call.rule.mask(self.call.queries, self.call.keys))
 
 
-def prepare(call: Call) -> Prepared:
+def prepare(call: AttentionInputs) -> SDPACall:
     """What the kernel has to be asked."""
     why = refusal(call)
     if why:
@@ -76,7 +76,7 @@ def prepare(call: Call) -> Prepared:
         "scale": call.factor,
         "enable_gqa": kv_heads < heads and not folded,
     }
-    return Prepared(call, arguments, folded, seeing_BT, bad_BS)
+    return SDPACall(call, arguments, folded, seeing_BT, bad_BS)
 
 
 def _shortcut(rule: Rule, queries: Coordinates, keys: Coordinates) -> str | None:
@@ -87,7 +87,7 @@ def _shortcut(rule: Rule, queries: Coordinates, keys: Coordinates) -> str | None
     if queries is keys and all(run.first == 0 for run in query.runs):
         if is_plain_causal(rule, query.slots):
             return "causal"
-        return "none" if is_everything(rule, query.slots) else None
+        return "none" if is_full(rule, query.slots) else None
     newest = query.slots == 1 and all(
         q.first == k.first + key.slots - 1 for q, k in zip(query.runs, key.runs, strict=True)
     )
@@ -99,10 +99,10 @@ def _shortcut(rule: Rule, queries: Coordinates, keys: Coordinates) -> str | None
         length = 1 << (key.slots - 1).bit_length()
         if is_plain_causal(rule, length) or is_plain_causal(rule, key.slots):
             return "none"
-    return "none" if rule == everything() else None
+    return "none" if rule == full() else None
 
 
-def _safe_mask(call: Call) -> tuple[Tensor, Tensor | None]:
+def _safe_mask(call: AttentionInputs) -> tuple[Tensor, Tensor | None]:
     """The mask with blind rows opened (a kernel must not divide by nothing), and which rows see at all (None: all)."""
     dtype = call.q.dtype
 

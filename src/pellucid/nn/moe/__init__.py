@@ -7,9 +7,9 @@
 """
 
 from pellucid.nn.moe.experts import ClampedGatedExperts, DenseExperts, Experts, GatedExperts
-from pellucid.nn.moe.layer import GatedShared, MoE, SharedMoE
+from pellucid.nn.moe.layer import GatedSharedExpert, MoE, SharedMoE
 from pellucid.nn.moe.router import ExpertGroups, Router, SigmoidRouter, SoftmaxRouter, TopKSoftmaxRouter
-from pellucid.nn.moe.routing import Routing, RoutingSums, RoutingTally
+from pellucid.nn.moe.routing import LoadBalanceStats, RouterStatsSink, Routing
 
 __all__ = [
     "ClampedGatedExperts",
@@ -17,12 +17,12 @@ __all__ = [
     "ExpertGroups",
     "Experts",
     "GatedExperts",
-    "GatedShared",
+    "GatedSharedExpert",
+    "LoadBalanceStats",
     "MoE",
     "Router",
+    "RouterStatsSink",
     "Routing",
-    "RoutingSums",
-    "RoutingTally",
     "SharedMoE",
     "SigmoidRouter",
     "SoftmaxRouter",

@@ -11,7 +11,7 @@ from torch import nn
 from pellucid.errors import ShapeError
 from pellucid.nn.moe.experts import Experts
 from pellucid.nn.moe.router import Router
-from pellucid.nn.moe.routing import Routing, RoutingSums, RoutingTally, tokens_of_each
+from pellucid.nn.moe.routing import LoadBalanceStats, RouterStatsSink, Routing, tokens_of_each
 from pellucid.shapes import Float, Int, Tensor
 from pellucid.visibility import Coordinates
 
@@ -45,7 +45,7 @@ class MoE(nn.Module):
         self.capacity = capacity
 
     def forward(
-        self, x_BTD: Float[Tensor, "B T D"], places: Coordinates | None = None, tally: RoutingTally | None = None
+        self, x_BTD: Float[Tensor, "B T D"], places: Coordinates | None = None, tally: RouterStatsSink | None = None
     ) -> Float[Tensor, "B T D"]:
         """``places`` say which slots hold tokens (None: all); a ``tally`` is left the sums of this call."""
         tokens_C = self._tokens(x_BTD, places)
@@ -64,10 +64,10 @@ class MoE(nn.Module):
         flat_XD = x_BTD.flatten(0, 1)
         return self.router(flat_XD if tokens_C is None else flat_XD[tokens_C])
 
-    def sums(self, routing: Routing) -> RoutingSums:
+    def sums(self, routing: Routing) -> LoadBalanceStats:
         """How evenly ``routing`` spreads its tokens."""
         tokens_E = tokens_of_each(routing, self.router.experts)
-        return RoutingSums(
+        return LoadBalanceStats(
             tokens_E,
             tokens_E.clamp(max=self.capacity) if self.capacity is not None else tokens_E,
             self.router.probabilities(routing.logits).sum(0),
@@ -97,7 +97,7 @@ class MoE(nn.Module):
 class SharedMoE(MoE):
     """``experts(x) + shared(x)``: some weights are for every real token (Dai et al. 2024 §3.2).
 
-    ``shared`` is any feed-forward part: as it is (DeepSeek), or in a :class:`GatedShared` (Qwen2-MoE). Dropped
+    ``shared`` is any feed-forward part: as it is (DeepSeek), or in a :class:`GatedSharedExpert` (Qwen2-MoE). Dropped
     tokens keep it.
     """
 
@@ -109,7 +109,7 @@ class SharedMoE(MoE):
         return super()._mixed(x_CD, routing) + self.shared(x_CD)
 
 
-class GatedShared(nn.Module):
+class GatedSharedExpert(nn.Module):
     """``σ(w · x) · ffn(x)``: a shared expert that each token opens as far as it needs (Qwen2-MoE)."""
 
     def __init__(self, size: int, ffn: nn.Module) -> None:

@@ -101,7 +101,7 @@ class Router(nn.Module):
         return f"{self.weight.shape[-1]}, experts={self.experts}, top_k={self.top_k}"
 
 
-class _ScoredRouter(Router):
+class ScoreRouter(Router):
     """Routers whose weights are the chosen scores themselves, divided by their sum or not."""
 
     def __init__(
@@ -127,7 +127,7 @@ class _ScoredRouter(Router):
         return scores_CJ * self.scale
 
 
-class SoftmaxRouter(_ScoredRouter):
+class SoftmaxRouter(ScoreRouter):
     """Softmax over all experts, then the ``top_k`` best (Fedus et al. 2021 eq. 2; Mixtral, Qwen, DeepSeek-V2).
 
     ``renormalise`` divides their weights by their sum; ``scale`` multiplies them after that.
@@ -162,7 +162,7 @@ class TopKSoftmaxRouter(Router):
         return Routing(chosen_CJ, logits_CE.gather(-1, chosen_CJ).softmax(-1) * self.scale, logits_CE)
 
 
-class SigmoidRouter(_ScoredRouter):
+class SigmoidRouter(ScoreRouter):
     """Each expert scored by itself with a sigmoid (DeepSeek-V3 §2.1.2 eq. 13–16). Takes what SoftmaxRouter takes.
 
     ``choice_bias`` (a float32 buffer, 0 at first) is added to the scores to choose by, never to the weights;

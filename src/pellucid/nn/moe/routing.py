@@ -21,7 +21,7 @@ class Routing(NamedTuple):
     logits: Float[Tensor, "C E"]
 
 
-class RoutingSums(NamedTuple):
+class LoadBalanceStats(NamedTuple):
     """Sums over real tokens; those of micro-batches and devices add up, and only then are they divided."""
 
     tokens: Int[Tensor, "E"]
@@ -33,11 +33,11 @@ class RoutingSums(NamedTuple):
     count: Int[Tensor, ""]  # type: ignore[assignment]  # hides tuple.count, which nobody asks of sums
     """How many real tokens there were."""
 
-    def plus(self, other: RoutingSums) -> RoutingSums:
+    def plus(self, other: LoadBalanceStats) -> LoadBalanceStats:
         """Both together."""
-        return RoutingSums(*(ours + theirs for ours, theirs in zip(self, other, strict=True)))
+        return LoadBalanceStats(*(ours + theirs for ours, theirs in zip(self, other, strict=True)))
 
-    def loss(self, load: RoutingSums | None = None) -> Loss:
+    def loss(self, load: LoadBalanceStats | None = None) -> Loss:
         """The balance loss ``E · Σ_e f_e P_e`` (Fedus et al. 2021 eq. 4), as a sum over real tokens and their count.
 
         f is the share of tokens that chose an expert, P the mean probability that the router gave it. An even spread
@@ -60,12 +60,12 @@ def tokens_of_each(routing: Routing, experts: int) -> Int[Tensor, "E"]:
     return flat.new_zeros(experts).scatter_add(0, flat, torch.ones_like(flat))
 
 
-class RoutingTally:
-    """Where a layer that routes leaves its :class:`RoutingSums`: one for each layer of each pass, made by the caller.
+class RouterStatsSink:
+    """Where a layer that routes leaves its :class:`LoadBalanceStats`: one a layer and pass, made by the caller.
 
     A layer that runs again for its gradients (checkpointing) leaves the same sums again, so nothing counts twice. A
     layer that does not route leaves ``sums`` None.
     """
 
     def __init__(self) -> None:
-        self.sums: RoutingSums | None = None
+        self.sums: LoadBalanceStats | None = None

@@ -9,11 +9,11 @@ hold position 257, and no ``model.half()`` can reach a frequency or a slope here
 buffer.
 """
 
-from pellucid.nn.positions.angles import document_lengths, frequencies
+from pellucid.nn.positions.absolute import LearnedPositions, NoPositions, SinusoidalPositions, TokenTypeEmbedding
 from pellucid.nn.positions.biases import Alibi, RelativeBias
+from pellucid.nn.positions.frequencies import document_lengths, frequencies
 from pellucid.nn.positions.rotary import Rotary
 from pellucid.nn.positions.scaling import DynamicNTK, Linear, Llama3, LongRope, Proportional, Scaling, Yarn
-from pellucid.nn.positions.tables import LearnedPositions, NoPositions, SegmentEmbedding, SinusoidalPositions
 
 __all__ = [
     "Alibi",
@@ -27,8 +27,8 @@ __all__ = [
     "RelativeBias",
     "Rotary",
     "Scaling",
-    "SegmentEmbedding",
     "SinusoidalPositions",
+    "TokenTypeEmbedding",
     "Yarn",
     "document_lengths",
     "frequencies",

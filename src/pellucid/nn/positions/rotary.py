@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from pellucid.errors import ShapeError, UnsupportedError
-from pellucid.nn.positions.angles import host_layout, refuse_misplaced
+from pellucid.nn.positions.frequencies import host_layout, refuse_misplaced
 from pellucid.nn.positions.scaling import Scaling
 from pellucid.shapes import Float, Tensor
 from pellucid.visibility import Coordinates, Layout

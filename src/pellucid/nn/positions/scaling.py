@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from pellucid.errors import InputError, ShapeError
-from pellucid.nn.positions.angles import document_lengths, frequencies
+from pellucid.nn.positions.frequencies import document_lengths, frequencies
 from pellucid.shapes import Float, Tensor
 from pellucid.visibility import Coordinates
 

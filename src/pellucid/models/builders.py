@@ -8,49 +8,49 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
-from pellucid.models import words
+from pellucid.models import configs
 from pellucid.nn import moe, positions
 from pellucid.nn.attend import Backend
 from pellucid.nn.attention import CrossAttention, GroupedAttention
 from pellucid.nn.ffn import ClampedGatedFFN, DenseFFN, GatedFFN
-from pellucid.nn.latent import LatentAttention
+from pellucid.nn.mla import LatentAttention
 from pellucid.nn.norms import BareLayerNorm, BareRMSNorm, HeadLayerNorm, L2Norm, LayerNorm, RMSNorm
 from pellucid.visibility import Rule
 
 if TYPE_CHECKING:
     from pellucid.models.config import Stack
 
-Attention = words.Grouped | words.Latent
+Attention = configs.Grouped | configs.Latent
 
 
-def norm(word: words.Norm, size: int) -> nn.Module:
+def norm(word: configs.Norm, size: int) -> nn.Module:
     """A norm of a stream of ``size`` features."""
     match word:
-        case words.RMSNorm(eps=eps, offset=offset):
+        case configs.RMSNorm(eps=eps, offset=offset):
             return RMSNorm(size, eps=eps, offset=float(offset))
-        case words.LayerNorm(eps=eps, bias=bias):
+        case configs.LayerNorm(eps=eps, bias=bias):
             return LayerNorm(size, eps=eps, bias=bias)
-        case words.BareRMSNorm(eps=eps):
+        case configs.BareRMSNorm(eps=eps):
             return BareRMSNorm(eps=eps)
-        case words.BareLayerNorm(eps=eps):
+        case configs.BareLayerNorm(eps=eps):
             return BareLayerNorm(eps=eps)
 
 
 def entry_positions(stack: Stack) -> nn.Module:
     """What is added to the stream on entry."""
     match stack.position:
-        case words.Learned(max_positions=length, offset=offset):
+        case configs.Learned(max_positions=length, offset=offset):
             return positions.LearnedPositions(length, stack.hidden_size, offset=offset)
-        case words.Sinusoidal(base=base, layout=layout, offset=offset):
+        case configs.Sinusoidal(base=base, layout=layout, offset=offset):
             return positions.SinusoidalPositions(stack.hidden_size, base=base, layout=layout, offset=offset)
     return positions.NoPositions()
 
 
-def rotary(attention: Attention, position: words.Position) -> positions.Rotary | None:
+def rotary(attention: Attention, position: configs.Position) -> positions.Rotary | None:
     """What turns queries and keys in a layer."""
-    if not isinstance(position, words.Rope):
+    if not isinstance(position, configs.Rope):
         return None
-    size = attention.head_dim if isinstance(attention, words.Grouped) else attention.qk_rope_head_dim
+    size = attention.head_dim if isinstance(attention, configs.Grouped) else attention.qk_rope_head_dim
     return positions.Rotary(
         size,
         base=position.theta,
@@ -60,36 +60,36 @@ def rotary(attention: Attention, position: words.Position) -> positions.Rotary |
     )
 
 
-def _scaling(word: words.Scaling) -> positions.Scaling:
+def _scaling(word: configs.Scaling) -> positions.Scaling:
     said = {name: getattr(word, name) for name in type(word).model_fields if name != "kind"}
-    if isinstance(word, words.Llama3):
+    if isinstance(word, configs.Llama3):
         said["low"], said["high"] = said.pop("low_freq_factor"), said.pop("high_freq_factor")
     made: positions.Scaling = getattr(positions, type(word).__name__)(**said)
     return made
 
 
-def bias(attention: Attention, position: words.Position) -> nn.Module | None:
+def bias(attention: Attention, position: configs.Position) -> nn.Module | None:
     """What is added to the scores of a layer."""
     heads = attention.num_attention_heads
     match position:
-        case words.RelativeBias(num_buckets=buckets, max_distance=distance, bidirectional=two_way):
+        case configs.RelativeBias(num_buckets=buckets, max_distance=distance, bidirectional=two_way):
             return positions.RelativeBias(heads, causal=not two_way, buckets=buckets, max_distance=distance)
-        case words.Alibi(max_exponent=most):
+        case configs.Alibi(max_exponent=most):
             return positions.Alibi(heads, max_exponent=most)
     return None
 
 
 def heads_in_words(attention: Attention) -> str:
     """The heads, as an error names them."""
-    if isinstance(attention, words.Grouped):
+    if isinstance(attention, configs.Grouped):
         return f"attention.head_dim {attention.head_dim}"
     return f"attention.qk_rope_head_dim {attention.qk_rope_head_dim}"
 
 
-def attention(stack: Stack, rule: Rule, position: words.Position, backend: Backend) -> nn.Module:
+def attention(stack: Stack, rule: Rule, position: configs.Position, backend: Backend) -> nn.Module:
     """Attention of a layer to its own stack."""
     word, turn, dropout = stack.attention, rotary(stack.attention, position), stack.dropout.attention
-    if isinstance(word, words.Latent):
+    if isinstance(word, configs.Latent):
         assert turn is not None, "fit lets latent attention have rotary positions alone"
         return LatentAttention(
             stack.hidden_size,
@@ -119,7 +119,7 @@ def attention(stack: Stack, rule: Rule, position: words.Position, backend: Backe
     )
 
 
-def cross_attention(word: words.Grouped, stack: Stack, memory_size: int, backend: Backend) -> CrossAttention:
+def cross_attention(word: configs.Grouped, stack: Stack, memory_size: int, backend: Backend) -> CrossAttention:
     """Attention of a layer to what an encoder of ``memory_size`` features made."""
     return CrossAttention(
         stack.hidden_size,
@@ -130,7 +130,7 @@ def cross_attention(word: words.Grouped, stack: Stack, memory_size: int, backend
     )
 
 
-def _grouped(word: words.Grouped) -> dict[str, Any]:
+def _grouped(word: configs.Grouped) -> dict[str, Any]:
     heads, kv_heads = word.num_attention_heads, word.num_key_value_heads
     return {
         "heads": heads,
@@ -146,7 +146,7 @@ def _grouped(word: words.Grouped) -> dict[str, Any]:
     }
 
 
-def _qk_norm(word: words.QKNorm | None, heads: int, head_size: int) -> nn.Module | None:
+def _qk_norm(word: configs.QKNorm | None, heads: int, head_size: int) -> nn.Module | None:
     if word is None:
         return None
     size = head_size if word.over == "head" else heads * head_size
@@ -160,50 +160,52 @@ def _qk_norm(word: words.QKNorm | None, heads: int, head_size: int) -> nn.Module
     return made[word.kind]()
 
 
-def ffn(word: words.FFN, size: int, dropout: float) -> nn.Module:
+def ffn(word: configs.FFN, size: int, dropout: float) -> nn.Module:
     """The feed-forward half of a layer."""
-    if isinstance(word, words.MoE):
+    if isinstance(word, configs.MoE):
         return _moe(word, size, dropout)
     return _single(word, size, word.intermediate_size, dropout)
 
 
-def _single(word: words.Dense | words.Gated | words.ClampedGated, size: int, inner: int, dropout: float) -> nn.Module:
-    if isinstance(word, words.ClampedGated):
+def _single(
+    word: configs.Dense | configs.Gated | configs.ClampedGated, size: int, inner: int, dropout: float
+) -> nn.Module:
+    if isinstance(word, configs.ClampedGated):
         return ClampedGatedFFN(size, inner, limit=word.limit, alpha=word.alpha, bias=word.bias, dropout=dropout)
-    kind = GatedFFN if isinstance(word, words.Gated) else DenseFFN
+    kind = GatedFFN if isinstance(word, configs.Gated) else DenseFFN
     return kind(size, inner, activation=word.activation, bias=word.bias, dropout=dropout)
 
 
-def _moe(word: words.MoE, size: int, dropout: float) -> nn.Module:
+def _moe(word: configs.MoE, size: int, dropout: float) -> nn.Module:
     router, experts = _router(word, size), _experts(word, size, dropout)
     if word.shared is None:
         return moe.MoE(router=router, experts=experts, capacity=word.capacity)
     shared = _single(word.expert, size, word.shared.intermediate_size, dropout)
     if word.shared.gated:
-        shared = moe.GatedShared(size, shared)
+        shared = moe.GatedSharedExpert(size, shared)
     return moe.SharedMoE(router=router, experts=experts, shared=shared, capacity=word.capacity)
 
 
-def _router(word: words.MoE, size: int) -> moe.Router:
+def _router(word: configs.MoE, size: int) -> moe.Router:
     said: dict[str, Any] = {"experts": word.num_experts, "top_k": word.num_experts_per_tok}
     said |= {"scale": word.router.scale, "bias": word.router.bias}
     if (groups := word.router.groups) is not None:
         said["groups"] = moe.ExpertGroups(groups.count, keep=groups.keep, score=groups.score)
-    if isinstance(word.router, words.TopKSoftmax):
+    if isinstance(word.router, configs.TopKSoftmax):
         return moe.TopKSoftmaxRouter(size, **said)
-    kind = moe.SigmoidRouter if isinstance(word.router, words.Sigmoid) else moe.SoftmaxRouter
+    kind = moe.SigmoidRouter if isinstance(word.router, configs.Sigmoid) else moe.SoftmaxRouter
     return kind(size, renormalise=word.router.renormalise, **said)
 
 
-def _experts(word: words.MoE, size: int, dropout: float) -> moe.Experts:
+def _experts(word: configs.MoE, size: int, dropout: float) -> moe.Experts:
     expert = word.expert
     said: dict[str, Any] = {"experts": word.num_experts, "bias": expert.bias, "dropout": dropout, "weigh": word.weigh}
     match expert:
-        case words.Dense():
+        case configs.Dense():
             return moe.DenseExperts(size, expert.intermediate_size, activation=expert.activation, **said)
-        case words.Gated():
+        case configs.Gated():
             return moe.GatedExperts(size, expert.intermediate_size, activation=expert.activation, **said)
-        case words.ClampedGated():
+        case configs.ClampedGated():
             return moe.ClampedGatedExperts(
                 size, expert.intermediate_size, limit=expert.limit, alpha=expert.alpha, **said
             )

@@ -15,27 +15,27 @@ from dataclasses import dataclass
 import torch
 
 from pellucid.errors import ShapeError
-from pellucid.shapes import Tensor, spreads
+from pellucid.shapes import Tensor, broadcasts_to
 from pellucid.visibility import intervals as iv
 from pellucid.visibility.coordinates import Coordinates
-from pellucid.visibility.rules import Reach, Rule
+from pellucid.visibility.rules import Lookback, Rule
 
 _LOWEST = -1e4  # additive masks use -inf or some dtype's minimum; the smallest of these in use is fp16's -65504
 
 
 @dataclass(frozen=True, eq=False)
-class Given(Rule):
+class MaskRule(Rule):
     """A rule that is a matrix: ``visible`` is broadcastable to ``[B, T, S]``."""
 
     visible: Tensor
-    reach: Reach = (None, 0)
-    ahead: int | None = None
+    lookback: Lookback = (None, 0)
+    lookahead: int | None = None
     positional = False
-    by_slots = True
+    is_slot_mask = True
 
-    def sees(self, queries: Coordinates, keys: Coordinates) -> Tensor:
+    def _visible(self, queries: Coordinates, keys: Coordinates) -> Tensor:
         want = (queries.shape[0], queries.shape[1], keys.shape[1])
-        if not spreads(self.visible.shape, want):
+        if not broadcasts_to(self.visible.shape, want):
             raise ShapeError(
                 f"the given mask has shape {tuple(self.visible.shape)}, but queries and keys need {want}; cut the mask "
                 "to the rows, queries and keys of this pass (for one query at slot t: mask[..., t : t + 1, :])"
@@ -74,7 +74,7 @@ def from_visible(mask: Tensor, *, padding: bool = False) -> Rule:
     else:
         raise ShapeError(f"a mask is [T, S], [B, T, S] or [B, 1, T, S], not {tuple(mask.shape)}")
     _refuse_inverted(visible)
-    return Given(visible)
+    return MaskRule(visible)
 
 
 def from_hidden(mask: Tensor, *, padding: bool = False) -> Rule:

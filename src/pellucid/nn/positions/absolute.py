@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from pellucid.errors import InputError, LengthError, ShapeError
-from pellucid.nn.embed import drawn
-from pellucid.nn.positions.angles import frequencies, host_layout, refuse_misplaced
+from pellucid.nn.embedding import drawn
+from pellucid.nn.positions.frequencies import frequencies, host_layout, refuse_misplaced
 from pellucid.shapes import Float, Int, Tensor
 from pellucid.visibility import Coordinates
 
@@ -116,7 +116,7 @@ class NoPositions(nn.Module):
         return x_BTD
 
 
-class SegmentEmbedding(nn.Embedding):
+class TokenTypeEmbedding(nn.Embedding):
     """A vector for each *type* of token, added on entry: first or second sentence (Devlin et al. 2019 §3.2).
 
     Types say what a token is told it belongs to; they hide nothing, unlike the segments of coordinates. A table of

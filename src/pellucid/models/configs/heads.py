@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from pellucid.configfile import Config
-from pellucid.models.words.ffn import Activation
-from pellucid.models.words.numbers import Count, Positive, Probability
+from pellucid.models.configs.ffn import Activation
+from pellucid.models.configs.numbers import Count, Positive, Probability
 
 Pooling = Literal["first", "mean", "last"]
 """Which tokens speak for a document: the first, the mean of all, or the last (never padding)."""

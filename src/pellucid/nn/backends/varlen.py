@@ -14,8 +14,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from pellucid.errors import UnsupportedError
 from pellucid.nn.backends import sdpa
-from pellucid.nn.backends.call import Call
-from pellucid.nn.runs import merged
+from pellucid.nn.backends.inputs import AttentionInputs
+from pellucid.nn.layout import merged
 from pellucid.shapes import Tensor
 from pellucid.visibility import Coordinates, Layout, Run
 
@@ -23,18 +23,18 @@ from pellucid.visibility import Coordinates, Layout, Run
 _PAIRS_PER_CALL = 4096
 
 
-def refusal(call: Call) -> str | None:
+def refusal(call: AttentionInputs) -> str | None:
     """Why this backend cannot do what is asked (None: it can)."""
     if call.queries.layout is None or call.keys.layout is None:
         return "ragged needs coordinates whose layout the host knows (Coordinates(layout=…) or CPU tensors)"
     if call.bias is not None:
         return "ragged takes no bias"
-    if call.rule.by_slots:
+    if call.rule.is_slot_mask:
         return "ragged cannot cut a given mask into documents"
     return sdpa.refusal(call, "ragged")
 
 
-def pays(call: Call) -> bool:
+def pays(call: AttentionInputs) -> bool:
     """Whether going document by document is less work than one dense call."""
     if not call.is_self:
         return False
@@ -44,7 +44,7 @@ def pays(call: Call) -> bool:
     return pairs + _PAIRS_PER_CALL * len(layout.runs) < layout.rows * layout.slots**2
 
 
-def attend(call: Call) -> Tensor:
+def attend(call: AttentionInputs) -> Tensor:
     """As the reference, one document at a time."""
     why = refusal(call)
     if why:

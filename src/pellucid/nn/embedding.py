@@ -34,7 +34,7 @@ class TokenEmbedding(nn.Embedding):
         return super().forward(tokens_BT)
 
 
-def silenced(x_BTD: Float[Tensor, "B T D"], coordinates: Coordinates) -> Float[Tensor, "B T D"]:
+def zero_padding(x_BTD: Float[Tensor, "B T D"], coordinates: Coordinates) -> Float[Tensor, "B T D"]:
     """``x`` with exactly 0 (and gradient 0) at segment 0, so that no padding, not even NaN, enters the model."""
     layout = coordinates.layout
     traced = coordinates.apart and torch.compiler.is_compiling()

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from pellucid.configfile import Config
-from pellucid.models.words.numbers import Count, Positive, Whole
+from pellucid.models.configs.numbers import Count, Positive, Whole
 
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "relu_squared", "sigmoid", "silu"]
 

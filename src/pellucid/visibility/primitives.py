@@ -10,7 +10,7 @@ from pellucid.errors import ConfigError
 from pellucid.shapes import Tensor
 from pellucid.visibility import intervals as iv
 from pellucid.visibility.coordinates import Coordinates
-from pellucid.visibility.rules import Reach, Rule
+from pellucid.visibility.rules import Lookback, Rule
 
 
 def _q(queries: Coordinates) -> Tensor:
@@ -22,20 +22,20 @@ def _k(keys: Coordinates) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Everything(Rule):
+class Full(Rule):
     """All tokens of the document."""
 
-    reach = (None, 0)
-    ahead = None
+    lookback = (None, 0)
+    lookahead = None
 
-    def sees(self, queries: Coordinates, keys: Coordinates) -> Tensor:
+    def _visible(self, queries: Coordinates, keys: Coordinates) -> Tensor:
         return keys.real[:, None, :]
 
     def intervals(self, length: int) -> iv.Intervals:
         return iv.single(np.zeros(length, dtype=np.int64), np.full(length, length))
 
     def describe(self) -> str:
-        return "everything()"
+        return "full()"
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,13 @@ class Lookahead(Rule):
     """At most ``n`` tokens ahead; the past is free. ``Lookahead(0)`` is causal."""
 
     n: int
-    reach = (None, 0)
+    lookback = (None, 0)
 
     @property
-    def ahead(self) -> int | None:
+    def lookahead(self) -> int | None:
         return self.n
 
-    def sees(self, queries: Coordinates, keys: Coordinates) -> Tensor:
+    def _visible(self, queries: Coordinates, keys: Coordinates) -> Tensor:
         return _k(keys) <= _q(queries) + self.n
 
     def intervals(self, length: int) -> iv.Intervals:
@@ -65,13 +65,13 @@ class Window(Rule):
     """The current token and the ``w - 1`` before it; the future is not bounded by this rule."""
 
     w: int
-    ahead = None
+    lookahead = None
 
     @property
-    def reach(self) -> Reach:
+    def lookback(self) -> Lookback:
         return self.w - 1, 0
 
-    def sees(self, queries: Coordinates, keys: Coordinates) -> Tensor:
+    def _visible(self, queries: Coordinates, keys: Coordinates) -> Tensor:
         return _k(keys) > _q(queries) - self.w
 
     def intervals(self, length: int) -> iv.Intervals:
@@ -89,26 +89,26 @@ class Prefix(Rule):
     n: int | None = None
 
     @property
-    def reach(self) -> Reach:
+    def lookback(self) -> Lookback:
         return (None, 0) if self.n is None else (0, self.n)
 
     @property
-    def ahead(self) -> int | None:
+    def lookahead(self) -> int | None:
         return None if self.n is None else self.n - 1
 
     @property
-    def ahead_outside_groups(self) -> int | None:
-        return 0 if self.by_prefix else self.ahead
+    def lookahead_outside_groups(self) -> int | None:
+        return 0 if self.uses_prefix_groups else self.lookahead
 
     @property
-    def by_prefix(self) -> bool:
+    def uses_prefix_groups(self) -> bool:
         return self.n is None
 
     @property
-    def settled(self) -> int | None:
+    def causal_from(self) -> int | None:
         return self.n
 
-    def sees(self, queries: Coordinates, keys: Coordinates) -> Tensor:
+    def _visible(self, queries: Coordinates, keys: Coordinates) -> Tensor:
         if self.n is not None:
             return _k(keys) < self.n
         return _need_groups(keys, self)[:, None, :] != 0
@@ -130,13 +130,13 @@ class Sinks(Rule):
     """The first ``n`` tokens of the document, from there on (never ahead): attention sinks."""
 
     n: int
-    ahead = 0
+    lookahead = 0
 
     @property
-    def reach(self) -> Reach:
+    def lookback(self) -> Lookback:
         return 0, self.n
 
-    def sees(self, queries: Coordinates, keys: Coordinates) -> Tensor:
+    def _visible(self, queries: Coordinates, keys: Coordinates) -> Tensor:
         return (_k(keys) < self.n) & (_k(keys) <= _q(queries))
 
     def intervals(self, length: int) -> iv.Intervals:
@@ -154,14 +154,14 @@ class Chunk(Rule):
     n: int
 
     @property
-    def reach(self) -> Reach:
+    def lookback(self) -> Lookback:
         return self.n - 1, 0
 
     @property
-    def ahead(self) -> int | None:
+    def lookahead(self) -> int | None:
         return self.n - 1
 
-    def sees(self, queries: Coordinates, keys: Coordinates) -> Tensor:
+    def _visible(self, queries: Coordinates, keys: Coordinates) -> Tensor:
         return _k(keys) // self.n == _q(queries) // self.n
 
     def intervals(self, length: int) -> iv.Intervals:
@@ -173,15 +173,15 @@ class Chunk(Rule):
 
 
 @dataclass(frozen=True)
-class Blocks(Rule):
+class SameGroup(Rule):
     """Tokens of the same group (≠ 0) see each other both ways: image spans, for example."""
 
-    reach = (None, 0)
-    ahead = None
-    ahead_outside_groups = 0
+    lookback = (None, 0)
+    lookahead = None
+    lookahead_outside_groups = 0
     positional = False
 
-    def sees(self, queries: Coordinates, keys: Coordinates) -> Tensor:
+    def _visible(self, queries: Coordinates, keys: Coordinates) -> Tensor:
         query, key = _need_groups(queries, self), _need_groups(keys, self)
         return (query[:, :, None] == key[:, None, :]) & (key != 0)[:, None, :]
 
@@ -190,7 +190,7 @@ class Blocks(Rule):
         return iv.single(nothing, nothing)
 
     def describe(self) -> str:
-        return "blocks()"
+        return "same_group()"
 
 
 def _need_groups(coordinates: Coordinates, rule: Rule) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from pellucid.configfile import Config
-from pellucid.models.words.numbers import Positive
+from pellucid.models.configs.numbers import Positive
 
 
 class RMSNorm(Config):

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from pellucid.errors import PellucidError
-from pellucid.models import parts
-from pellucid.models.words import VOCABULARY, Latent, Learned, MaskedLM, Rope, Sinusoidal
+from pellucid.models import builders
+from pellucid.models.configs import VOCABULARY, Latent, Learned, MaskedLM, Rope, Sinusoidal
 
 if TYPE_CHECKING:
     from pellucid.models.config import Layer, ModelConfig, Stack
@@ -48,10 +48,10 @@ def check_stack(stack: Stack) -> None:
     for position in {stack.position, *(layer.position or stack.position for layer in layers)}:
         try:
             with torch.device("meta"):
-                parts.rotary(stack.attention, position)
-                parts.bias(stack.attention, position)
+                builders.rotary(stack.attention, position)
+                builders.bias(stack.attention, position)
         except PellucidError as error:
-            of = f" of {parts.heads_in_words(stack.attention)}" if isinstance(position, Rope) else ""
+            of = f" of {builders.heads_in_words(stack.attention)}" if isinstance(position, Rope) else ""
             raise ValueError(f"position {position.kind!r}{of}: {_in_words(str(error))}") from error
 
 

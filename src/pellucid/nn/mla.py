@@ -14,7 +14,7 @@ from torch import nn
 from pellucid.errors import InputError, ShapeError
 from pellucid.nn.attend import Backend, attend, probabilities
 from pellucid.nn.cache import LayerCache
-from pellucid.nn.embed import silenced
+from pellucid.nn.embedding import zero_padding
 from pellucid.nn.positions import Rotary
 from pellucid.shapes import Float, Tensor
 from pellucid.visibility import Coordinates, Rule
@@ -117,8 +117,8 @@ class LatentAttention(nn.Module):
             k_BSKH,
             v_BSKU,
             rule=self.rule,
-            queries=queries,
-            keys=keys,
+            q_coords=queries,
+            k_coords=keys,
             scale=self.scale,
             softcap=self.softcap,
             bias=bias,
@@ -139,8 +139,8 @@ class LatentAttention(nn.Module):
             q,
             k,
             rule=self.rule,
-            queries=places,
-            keys=places,
+            q_coords=places,
+            k_coords=places,
             scale=self.scale,
             softcap=self.softcap,
             bias=bias,
@@ -159,7 +159,7 @@ class LatentAttention(nn.Module):
         self, q_BTNQ: Tensor, q_BTNP: Tensor, latent_BSR: Tensor, key_BSP: Tensor, keys: Coordinates
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Every head's keys and values. Padding is silenced: not even NaN there may reach a matrix's gradient."""
-        both = self.kv_b_proj(silenced(latent_BSR, keys)).unflatten(-1, (self.heads, -1))
+        both = self.kv_b_proj(zero_padding(latent_BSR, keys)).unflatten(-1, (self.heads, -1))
         k_BSNQ, v_BSNU = both.split([self.nope_size, self.value_size], -1)
         k_BSNP = key_BSP.unsqueeze(2).expand(-1, -1, self.heads, -1)
         return torch.cat([q_BTNQ, q_BTNP], -1), torch.cat([k_BSNQ, k_BSNP], -1), v_BSNU

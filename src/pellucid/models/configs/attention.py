@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import model_validator
 
 from pellucid.configfile import Config
-from pellucid.models.words.numbers import Count, Heads, Positive
+from pellucid.models.configs.numbers import Count, Heads, Positive
 
 
 class QKNorm(Config):

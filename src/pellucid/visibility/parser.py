@@ -9,10 +9,10 @@ from pellucid.visibility import named
 from pellucid.visibility.rules import Rule
 
 _WRITTEN = {
-    "blocks": "blocks()",
+    "same_group": "same_group()",
     "causal": "causal()",
     "chunk": "chunk(64)",
-    "everything": "everything()",
+    "full": "full()",
     "lookahead": "lookahead(2)",
     "prefix": "prefix() or prefix(16)",
     "sinks": "sinks(4)",

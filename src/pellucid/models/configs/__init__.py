@@ -1,7 +1,7 @@
 """The words of a model's config, one file a part. Parts are unions told apart by ``kind``, not flags."""
 
-from pellucid.models.words.attention import Grouped, Latent, QKNorm
-from pellucid.models.words.ffn import (
+from pellucid.models.configs.attention import Grouped, Latent, QKNorm
+from pellucid.models.configs.ffn import (
     FFN,
     Activation,
     ClampedGated,
@@ -14,7 +14,7 @@ from pellucid.models.words.ffn import (
     Softmax,
     TopKSoftmax,
 )
-from pellucid.models.words.heads import (
+from pellucid.models.configs.heads import (
     VOCABULARY,
     Head,
     LanguageModel,
@@ -26,9 +26,9 @@ from pellucid.models.words.heads import (
     Span,
     TokenClassification,
 )
-from pellucid.models.words.norms import BareLayerNorm, BareRMSNorm, LayerNorm, Norm, RMSNorm
-from pellucid.models.words.numbers import Count, Positive, Probability, Whole
-from pellucid.models.words.positions import (
+from pellucid.models.configs.norms import BareLayerNorm, BareRMSNorm, LayerNorm, Norm, RMSNorm
+from pellucid.models.configs.numbers import Count, Positive, Probability, Whole
+from pellucid.models.configs.positions import (
     Alibi,
     DynamicNTK,
     LayerPosition,

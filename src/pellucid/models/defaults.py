@@ -10,11 +10,11 @@ from pellucid.configfile.text import show
 from pellucid.errors import ConfigError
 from pellucid.models import presets
 from pellucid.visibility import parse
-from pellucid.visibility.text import EXAMPLE
+from pellucid.visibility.parser import EXAMPLE
 
 MOST_LAYERS = 4096
 
-_RULES = {"encoder": "everything()", "decoder": "causal()", "encoder_decoder": "causal()"}
+_RULES = {"encoder": "full()", "decoder": "causal()", "encoder_decoder": "causal()"}
 _HEADS = {"encoder": "masked_lm", "decoder": "language_model", "encoder_decoder": "language_model"}
 _OF_A_STACK = (
     "hidden_size", "attention", "ffn", "norm", "norm_placement", "residual_multiplier", "residual_dtype",
@@ -93,7 +93,7 @@ def _encoder(decoder: dict[str, Any], layers: Any, *, by_root: bool) -> Any:
         data["num_hidden_layers"] = layers if layers is not None else len(decoder.get("layers") or ())
     if by_root and "embedding_multiplier" not in own:
         data["embedding_multiplier"] = "sqrt"  # of its own size
-    return _stack(data, "everything()", two_way=True)
+    return _stack(data, "full()", two_way=True)
 
 
 def _layers(data: dict[str, Any], usual: str, two_way: bool) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from torch import nn
 from pellucid.shapes import Tensor
 
 
-class Multiply(nn.Module):
+class Scale(nn.Module):
     """``factor · x``."""
 
     def __init__(self, factor: float) -> None:
@@ -22,7 +22,7 @@ class Multiply(nn.Module):
         return f"{self.factor:g}"
 
 
-class AtLeast(nn.Module):
+class Upcast(nn.Module):
     """``x`` in a type, or in its own where that is wider."""
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -36,7 +36,7 @@ class AtLeast(nn.Module):
         return str(self.dtype)
 
 
-class AsWeightsOf(nn.Module):
+class CastLike(nn.Module):
     """``x`` in the type that the first weight of ``part`` has when it is asked; the way from a stream into a matrix."""
 
     def __init__(self, part: nn.Module) -> None:

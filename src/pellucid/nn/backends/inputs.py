@@ -11,7 +11,7 @@ from pellucid.visibility import Coordinates, Rule
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class AttentionInputs:
     """The arguments of :func:`pellucid.nn.attend.attend`."""
 
     q: Tensor
