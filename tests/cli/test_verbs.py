@@ -221,7 +221,7 @@ def test_chat_uses_the_template_of_the_folder(
     assert prompts[0] == "<|begin|>[a<|pad|>]["
     assert prompts[1].startswith("<|begin|>[a<|pad|>][")
     assert prompts[1].endswith("<|pad|>[b][")
-    assert (seen[0].stop_ids, seen[0].stop) == ((loaded.tokenizer.pad_id,), ())
+    assert (seen[0].stop_token_ids, seen[0].stop) == ((loaded.tokenizer.pad_id,), ())
     capsys.readouterr()
     assert chat(monkeypatch, "a\n", str(tmp_path / "own"), "--system", "s") == 2
     err = capsys.readouterr().err

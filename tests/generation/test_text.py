@@ -176,7 +176,7 @@ def translator(**ids: int) -> SimpleNamespace:
 def test_texts_for_an_encoder_decoder_are_sources() -> None:
     """They are written as documents are, with begin and end; the decoder begins with the begin token, or as told."""
     checkpoint = translator(bos_id=0, eos_id=1)
-    params = GenerationParams(max_new_tokens=5, stop_ids=[1])
+    params = GenerationParams(max_new_tokens=5, stop_token_ids=[1])
     for start in (None, 3):
         begin = [0 if start is None else start]
         expected = generate_ids(checkpoint.model, [begin, begin], params, sources=[[0, 2, 3, 1], [0, 3, 1]])
@@ -219,7 +219,7 @@ def test_the_n_best_completions_are_those_of_the_search(use_cache: bool) -> None
 
 def test_the_text_of_a_hypothesis_is_without_the_stop_id_that_ended_it() -> None:
     checkpoint = speaker([b"a", b"b", b"!"], {0: 1, 1: 2, 2: 0})
-    (stopped,) = generate(checkpoint, ["a"], beams=1, length_penalty=0.0, max_new_tokens=5, stop_ids=[2])
+    (stopped,) = generate(checkpoint, ["a"], beams=1, length_penalty=0.0, max_new_tokens=5, stop_token_ids=[2])
     assert (stopped.text, stopped.tokens, stopped.finish_reason) == ("b", [1, 2], "stop")
     (whole,) = generate(checkpoint, ["a"], beams=1, length_penalty=0.0, max_new_tokens=2)
     assert (whole.text, whole.finish_reason) == ("b!", "length")

@@ -18,10 +18,10 @@ import torch
 from torch import nn
 
 from pellucid.generation.decode import FinishReason, Generated
+from pellucid.generation.model_runner import ModelRunner
 from pellucid.generation.params import BeamParams
-from pellucid.generation.passes import Passes
-from pellucid.generation.requests import Ids, check_lists, check_requests
 from pellucid.generation.sampling import checked, nothing_possible
+from pellucid.generation.validate import Ids, check_lists, check_requests
 from pellucid.shapes import Float, Tensor
 
 
@@ -52,7 +52,7 @@ def beam_search(
     size = check_requests(model, prompts, each, sources, vocab_size=vocab_size, use_cache=use_cache)
     if not prompts:
         return []
-    passes = Passes(model, prompts, sources, new=params.max_new_tokens, use_cache=use_cache)
+    passes = ModelRunner(model, prompts, sources, new=params.max_new_tokens, use_cache=use_cache)
     searches = [_Search(list(prompt), params) for prompt in prompts]
     while rows := [row for search in searches for row in search.rows()]:
         logprobs_RV = _log_probabilities(passes.next_logits(rows)[:, :size])
@@ -94,18 +94,18 @@ class _Search:
 
     def step(self, logprobs_KV: Float[Tensor, "K V"]) -> list[int]:
         """Take a token. The answer says which of the old beams each new one goes on from."""
-        stop_ids = list(self.params.stop_ids)
+        stop_token_ids = list(self.params.stop_token_ids)
         if self.new < self.params.min_new_tokens:
-            logprobs_KV = _without(logprobs_KV, stop_ids)
+            logprobs_KV = _without(logprobs_KV, stop_token_ids)
         self.new += 1
         last = self.new == self.params.max_new_tokens
         totals_KV = torch.tensor([beam.total for beam in self.beams], dtype=torch.float64)[:, None] + logprobs_KV
         for origin, token in _best(totals_KV, self.params.beams):
-            if last or token in stop_ids:
-                self._finish(self._grown(origin, token, logprobs_KV, totals_KV), token in stop_ids)
-        ahead = [] if last else _best(_without(totals_KV, stop_ids), self.params.beams)
+            if last or token in stop_token_ids:
+                self._finish(self._grown(origin, token, logprobs_KV, totals_KV), token in stop_token_ids)
+        ahead = [] if last else _best(_without(totals_KV, stop_token_ids), self.params.beams)
         if not ahead and not self.finished:
-            raise nothing_possible(len(stop_ids))
+            raise nothing_possible(len(stop_token_ids))
         beams = [self._grown(origin, token, logprobs_KV, totals_KV) for origin, token in ahead]
         if self._is_settled(beams):
             beams, ahead = [], []

@@ -7,12 +7,12 @@ from typing import Any
 
 from pellucid.generation.beam import Hypothesis, beam_search
 from pellucid.generation.completion import ScoredCompletion
+from pellucid.generation.inputs import HasModelAndTokenizer, Prompt, Tokenizer, model_inputs, refuse_beside, with_end
 from pellucid.generation.params import BeamParams
-from pellucid.generation.prompts import Prompt, Speaker, Tokenizer, asked, refuse_beside, with_end
 
 
 def generate_n_best(
-    checkpoint: Speaker,
+    checkpoint: HasModelAndTokenizer,
     prompts: Sequence[Prompt],
     params: BeamParams | None = None,
     *,
@@ -27,7 +27,7 @@ def generate_n_best(
     """
     refuse_beside(params, fields)
     given = BeamParams(**fields) if params is None else params
-    ask = asked(checkpoint, prompts, start_id)
+    ask = model_inputs(checkpoint, prompts, start_id)
     full = with_end(given, ask.tokenizer.eos_id)
     found = beam_search(
         checkpoint.model, ask.prompts, full, sources=ask.sources, use_cache=use_cache, vocab_size=ask.vocab_size

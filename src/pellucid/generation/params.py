@@ -30,7 +30,7 @@ class GenerationParams(Config):
 
     1 changes nothing. Keskar et al. 2019 (CTRL, section 4.1), made to agree for both signs. Padding is never counted.
     """
-    penalise_prompt: bool = True
+    penalize_prompt: bool = True
     """Whether tokens of the prompt are penalised like new ones. What an encoder reads is never counted."""
     temperature: float = Field(default=0.0, ge=0)
     """What logits are divided by; 0 takes the most likely token."""
@@ -40,7 +40,7 @@ class GenerationParams(Config):
     """Keep the fewest most likely tokens whose probabilities sum to this much."""
     min_p: float = Field(default=0.0, ge=0, le=1)
     """Keep tokens at least this likely, relative to the most likely one."""
-    stop_ids: tuple[TokenId, ...] = Field(default=(), max_length=256)
+    stop_token_ids: tuple[TokenId, ...] = Field(default=(), max_length=256)
     """Tokens that end the row; the one that did is the last of the row's tokens and no part of its text."""
     stop: tuple[StopText, ...] = Field(default=(), max_length=64)
     """Texts that end the row; the completion's text is what came before."""
@@ -71,7 +71,7 @@ class BeamParams(Config):
     max_new_tokens: int = Field(default=64, ge=1, le=MOST)
     min_new_tokens: int = Field(default=0, ge=0, le=MOST)
     """So many new tokens must come before one of ``stop_ids``."""
-    stop_ids: tuple[TokenId, ...] = Field(default=(), max_length=256)
+    stop_token_ids: tuple[TokenId, ...] = Field(default=(), max_length=256)
     """Tokens that end a sequence; the one that did is the last of its tokens."""
 
     @model_validator(mode="after")

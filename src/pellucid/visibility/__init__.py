@@ -11,7 +11,7 @@
 
 from pellucid.visibility.coordinates import Coordinates, Layout, Run
 from pellucid.visibility.from_masks import from_additive, from_hidden, from_visible
-from pellucid.visibility.named import (
+from pellucid.visibility.primitives import (
     causal,
     chunk,
     full,
