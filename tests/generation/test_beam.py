@@ -269,7 +269,7 @@ def test_bad_requests_are_refused_before_anything_runs() -> None:
     with pytest.raises(InputError, match="prompt 0 is empty"):
         beam_search(model, [[]], few)
     with pytest.raises(InputError, match="stop id 5 can never come"):
-        beam_search(model, [[1]], few.model_copy(update={"stop_ids": [5]}))
+        beam_search(model, [[1]], few.model_copy(update={"stop_token_ids": [5]}))
     with pytest.raises(InputError, match=r"call model\.eval"):
         beam_search(TableModel(table(5, 0)).train(), [[1]], few)
     with pytest.raises(InputError, match="entry 0 of prompts is '0', but prompts is a list of lists of token ids"):

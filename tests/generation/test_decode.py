@@ -175,7 +175,7 @@ def test_bad_input_is_refused_before_anything_runs() -> None:
     assert "prompt 0 holds 9, but token ids are 0 to 8" in refused(InputError, [[9]], few)
     assert "prompt 0 holds -1" in refused(InputError, [[-1]], few)
     assert "prompt 0 holds True" in refused(InputError, [[True]], few)
-    far, text = few.model_copy(update={"stop_ids": [9]}), few.model_copy(update={"stop": ["x"]})
+    far, text = few.model_copy(update={"stop_token_ids": [9]}), few.model_copy(update={"stop": ["x"]})
     assert "stop id 9 can never come" in refused(InputError, [[1]], far)
     assert "need text" in refused(InputError, [[1]], text)
     assert "2 params for 1 prompts" in refused(InputError, [[1]], [few, few])

@@ -122,14 +122,14 @@ def test_probabilities_that_are_none_are_refused(name: str, value: float) -> Non
         ({"temperature": float("inf")}, "temperature is inf"),
         ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0, but must be at least 0.01"),
         ({"repetition_penalty": float("nan")}, "repetition_penalty is nan"),
-        ({"penalise_prompt": 1}, "penalise_prompt is 1, but must be true or false"),
+        ({"penalize_prompt": 1}, "penalize_prompt is 1, but must be true or false"),
         ({"top_k": 0}, "top_k is 0, but must be at least 1"),
         ({"top_k": True}, "top_k is true"),
         ({"max_new_tokens": 0}, "max_new_tokens is 0"),
         ({"min_new_tokens": 9, "max_new_tokens": 8}, "min_new_tokens is 9, but max_new_tokens is 8"),
         ({"stop": [""]}, "stop.0 is '', but must be at least 1 character long"),
         ({"stop": "x"}, "stop is 'x', but must be a list"),
-        ({"stop_ids": [-1]}, "stop_ids.0 is -1"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids.0 is -1"),
         ({"seed": -1}, "seed is -1"),
         ({"top_pp": 0.5}, "did you mean 'top_p'"),
     ],
@@ -181,7 +181,7 @@ def test_a_penalty_divides_what_is_positive_and_multiplies_what_is_negative() ->
 
 
 def test_a_penalty_comes_before_temperature_and_filters_and_leaves_the_log_probability() -> None:
-    """[3, 2] at half the temperature is [6, 4]; penalised first by 2 it is [3, 4], and top_k takes the second."""
+    """[3, 2] at half the temperature is [6, 4]; penalized first by 2 it is [3, 4], and top_k takes the second."""
     given = torch.tensor([3.0, 2.0], dtype=torch.float64)
     params = GenerationParams(temperature=0.5, top_k=1, repetition_penalty=2.0)
     choice = sample(given, params, generator(), seen={0})

@@ -200,7 +200,7 @@ def test_a_start_that_nobody_names_is_asked_for() -> None:
 def test_the_n_best_completions_are_those_of_the_search(use_cache: bool) -> None:
     checkpoint = translator(bos_id=0, eos_id=1)
     params = BeamParams(beams=5, n_best=4, max_new_tokens=4, length_penalty=0.5)
-    full = params.model_copy(update={"stop_ids": [1]})
+    full = params.model_copy(update={"stop_token_ids": [1]})
     expected = beam_search(checkpoint.model, [[0], [0]], full, sources=[[0, 2, 1], [0, 3, 2, 1]])
     found = generate_n_best(checkpoint, ["a", "ba"], params, use_cache=use_cache)
     for texts, hypotheses in zip(found, expected, strict=True):

@@ -297,7 +297,7 @@ def test_attention_at_eager_coordinates_is_a_compile_boundary(apart, compiling, 
 def test_one_number_that_is_not_finite_is_loud_for_those_who_see_it(backend, bad, where):
     """In keys or in values, in one feature of one head; all others have what they had."""
     places = Coordinates(torch.tensor([[0, 1, 2, 0, 1, 0]]), torch.tensor([[1, 1, 1, 2, 2, 0]]))
-    settings = {"rule": causal(), "q_coords": places, "k_coords": places, "backend": backend}
+    settings = {"rule": causal(), "q_coords": places, "k_coords": places, "options": AttentionOptions(backend=backend)}
     q, k, v = drawn(places, places)
     clean = attend(q, k, v, **settings)
     for tensor in (k, v):

@@ -97,7 +97,7 @@ def decode(
     size = check_requests(model, tokens, each, sources, vocab_size=vocab_size, use_cache=use_cache)
     texts = next((own.stop for own in each if own.stop and ends_row is None), ())
     if texts:
-        raise InputError(f"stop texts {list(texts)} need text; call generate or stream, or use stop_ids")
+        raise InputError(f"stop texts {list(texts)} need text; call generate or stream, or use stop_token_ids")
     return _steps(model, rows, sources, size, use_cache, ends_row)
 
 

@@ -102,7 +102,7 @@ P = TypeVar("P", GenerationParams, BeamParams)
 def with_end(params: P, eos_id: int | None) -> P:
     """``params`` under which the tokenizer's end-of-text token ends a row too."""
     held: tuple[int, ...] = params.stop_token_ids
-    return params.model_copy(update={"stop_ids": held if eos_id is None or eos_id in held else (*held, eos_id)})
+    return params.model_copy(update={"stop_token_ids": held if eos_id is None or eos_id in held else (*held, eos_id)})
 
 
 def refuse_beside(params: object, fields: Mapping[str, object]) -> None:

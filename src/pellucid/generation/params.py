@@ -24,14 +24,14 @@ class GenerationParams(Config):
 
     max_new_tokens: int = Field(default=64, ge=1, le=MOST)
     min_new_tokens: int = Field(default=0, ge=0, le=MOST)
-    """So many new tokens must come before one that is of ``stop_ids`` or completes a text of ``stop``."""
+    """So many new tokens must come before one that is of ``stop_token_ids`` or completes a text of ``stop``."""
     repetition_penalty: float = Field(default=1.0, ge=0.01, le=100)
     """Each token that the row holds already: its logit is divided by this where positive, multiplied where negative.
 
     1 changes nothing. Keskar et al. 2019 (CTRL, section 4.1), made to agree for both signs. Padding is never counted.
     """
     penalize_prompt: bool = True
-    """Whether tokens of the prompt are penalised like new ones. What an encoder reads is never counted."""
+    """Whether tokens of the prompt are penalized like new ones. What an encoder reads is never counted."""
     temperature: float = Field(default=0.0, ge=0)
     """What logits are divided by; 0 takes the most likely token."""
     top_k: int | None = Field(default=None, ge=1, le=MOST)
@@ -56,7 +56,7 @@ class GenerationParams(Config):
 class BeamParams(Config):
     """What a beam search looks for: the ``n_best`` sequences of the highest score that it meets.
 
-    A sequence ends with a token of ``stop_ids`` or after ``max_new_tokens``. Its score is the sum of its new tokens'
+    A sequence ends with a token of ``stop_token_ids`` or after ``max_new_tokens``. Its score is the sum of its new tokens'
     log-probabilities (the stop id's included) divided by a penalty of their number n; the prompt counts in neither.
     """
 
@@ -70,7 +70,7 @@ class BeamParams(Config):
     """``power``: n**alpha (1: the mean). ``gnmt``: ((5 + n) / 6)**alpha (Wu et al. 2016, section 7, equation 14)."""
     max_new_tokens: int = Field(default=64, ge=1, le=MOST)
     min_new_tokens: int = Field(default=0, ge=0, le=MOST)
-    """So many new tokens must come before one of ``stop_ids``."""
+    """So many new tokens must come before one of ``stop_token_ids``."""
     stop_token_ids: tuple[TokenId, ...] = Field(default=(), max_length=256)
     """Tokens that end a sequence; the one that did is the last of its tokens."""
 

@@ -63,15 +63,15 @@ def sample(
 ) -> SampledToken:
     """The next token of one request. Draws one number from ``generator``, or none when greedy.
 
-    Tokens of ``forbidden`` do not come; those of ``seen`` are penalised as ``params`` says.
+    Tokens of ``forbidden`` do not come; those of ``seen`` are penalized as ``params`` says.
     """
     logits_BV = checked(logits_V[None])
     allowed_BV = logits_BV > -torch.inf
     allowed_BV[:, list(forbidden)] = False
     if not bool(allowed_BV.any()):
         raise nothing_possible(len(forbidden))
-    penalised_BV = apply_repetition_penalty(logits_BV, seen, params.repetition_penalty)
-    token = _pick(penalised_BV.masked_fill(~allowed_BV, -torch.inf), params, generator)
+    penalized_BV = apply_repetition_penalty(logits_BV, seen, params.repetition_penalty)
+    token = _pick(penalized_BV.masked_fill(~allowed_BV, -torch.inf), params, generator)
     return SampledToken(token, float(logits_BV.log_softmax(1)[0, token]))
 
 

@@ -59,12 +59,12 @@ def _check_model(model: nn.Module) -> None:
         raise InputError("the model is in training mode, where dropout would change its answers; call model.eval()")
 
 
-def _vocabulary(model: nn.Module, model_inputs: int | None) -> int:
-    """How many ids may be chosen: those of the model's table, or the first ``asked`` of them."""
+def _vocabulary(model: nn.Module, requested: int | None) -> int:
+    """How many ids may be chosen: those of the model's table, or the first ``requested`` of them."""
     held = int(model.config.vocab_size)  # type: ignore[union-attr, arg-type]
-    if model_inputs is not None and not 1 <= model_inputs <= held:
-        raise InputError(f"vocab_size is {model_inputs}, but the model has {held} tokens; give 1 to {held}")
-    return held if model_inputs is None else model_inputs
+    if requested is not None and not 1 <= requested <= held:
+        raise InputError(f"vocab_size is {requested}, but the model has {held} tokens; give 1 to {held}")
+    return held if requested is None else requested
 
 
 def _check_prompt(
