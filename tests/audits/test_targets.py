@@ -121,14 +121,14 @@ def test_three_lines_in_somebodys_suite(tmp_path):
     (tmp_path / "test_theirs.py").write_text(
         textwrap.dedent("""
             import sys
-            from pellucid.audits.broken.tiny_decoder import Toy  # their model
+            from pellucid.audits import TinyDecoder  # their model
 
             def test_honest(no_leaks):
-                no_leaks(Toy(), checks=["future"])
+                no_leaks(TinyDecoder(), checks=["future"])
 
             def test_leaking(no_leaks):
-                import broken_models
-                no_leaks(broken_models.SeesOneAhead(), checks=["future"])
+                from pellucid.audits import broken
+                no_leaks(broken.SeesOneAhead(), checks=["future"])
         """)
     )
     (tmp_path / "test_nothing.py").write_text(
