@@ -66,7 +66,7 @@ def test_a_result_of_the_wrong_shape_is_explained():
         (lambda: audit(TinyDecoder(), checks=["xyz"]), "there is no check 'xyz'; there are future, window"),
         (lambda: audit(3), "int cannot be called"),
         (lambda: audit(TinyDecoder(), length=1), "length is 1"),
-        (lambda: audit(probe=TinyDecoder()), "Toy is no probe: it lacks name, vocab_size, rules"),
+        (lambda: audit(probe=TinyDecoder()), "TinyDecoder is no probe: it lacks name, vocab_size, rules"),
         (lambda: audit(TinyDecoder(vocab_size=1)), "the vocabulary has 1 tokens"),
         (lambda: audit(lambda tokens: "text"), "the vocabulary's size cannot be read off <lambda>"),
     ],
