@@ -40,7 +40,7 @@ class _Loader(yaml.SafeLoader):
     values = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        event = self.peek_event()
+        event = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
             raise _problem("anchors and aliases (& and *) are not read; write it out or quote it", event)
         if getattr(event, "tag", None):
@@ -119,7 +119,7 @@ def parse_scalar(text: str, source: str) -> Any:
     """The value of one plain scalar: a number, a boolean, null, or the text as it stands."""
     loader = _Loader("")
     try:
-        tag = loader.resolve(yaml.ScalarNode, text, (True, False))
+        tag = loader.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
         return loader.construct_object(yaml.ScalarNode(tag, text))
     except yaml.MarkedYAMLError as error:
         raise ConfigError(f"{source}: {error.problem}") from error
