@@ -66,11 +66,11 @@ def patient_search(after: Next, prompt: list[int], params: BeamParams) -> Scored
         ]
         grown.sort(key=lambda pair: -pair[0])
         last = new == params.max_new_tokens
-        for total, tokens in grown[: params.beams]:
+        for total, tokens in grown[: params.num_beams]:
             if last or tokens[-1] in params.stop_token_ids:
                 finished.append((total / penalty(params, new), tokens))
-        beams = [pair for pair in grown if pair[1][-1] not in params.stop_token_ids][: params.beams]
-    return sorted(finished, reverse=True)[: params.n_best]
+        beams = [pair for pair in grown if pair[1][-1] not in params.stop_token_ids][: params.num_beams]
+    return sorted(finished, reverse=True)[: params.num_return_sequences]
 
 
 def assert_same(found: Sequence[Hypothesis], expected: Scored) -> None:

@@ -20,7 +20,7 @@ def generate_n_best(
     use_cache: bool = True,
     **fields: Any,
 ) -> list[list[ScoredCompletion]]:
-    """For each prompt its ``n_best`` completions, best first. ``fields`` are those of :class:`BeamParams`.
+    """For each prompt ``num_return_sequences`` completions, best first. ``fields`` are those of :class:`BeamParams`.
 
     The tokenizer's end-of-text token ends a sequence. For an encoder–decoder the texts are sources, and its decoder
     begins with ``start_id`` (None: the tokenizer's begin token).

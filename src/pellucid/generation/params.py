@@ -54,16 +54,17 @@ class GenerationParams(Config):
 
 
 class BeamParams(Config):
-    """What a beam search looks for: the ``n_best`` sequences of the highest score that it meets.
+    """What a beam search looks for: the ``num_return_sequences`` sequences of the highest score that it meets.
 
-    A sequence ends with a token of ``stop_token_ids`` or after ``max_new_tokens``. Its score is the sum of its new tokens'
-    log-probabilities (the stop id's included) divided by a penalty of their number n; the prompt counts in neither.
+    A sequence ends with a token of ``stop_token_ids`` or after ``max_new_tokens``. Its score is the sum of its new
+    tokens' log-probabilities (the stop id's included) divided by a penalty of their number n; the prompt counts in
+    neither.
     """
 
-    beams: int = Field(default=4, ge=1, le=10_000)
+    num_beams: int = Field(default=4, ge=1, le=10_000)
     """How many unfinished sequences of one prompt are kept after each step."""
-    n_best: int = Field(default=1, ge=1, le=10_000)
-    """How many finished ones are wanted, at most ``beams``."""
+    num_return_sequences: int = Field(default=1, ge=1, le=10_000)
+    """How many finished ones are wanted, at most ``num_beams``."""
     length_penalty: float = Field(default=1.0, ge=-16, le=16)
     """The exponent alpha. Above 0 longer sequences gain, below 0 they lose; 0 compares plain sums."""
     penalty_form: Literal["power", "gnmt"] = "power"
@@ -77,8 +78,11 @@ class BeamParams(Config):
     @model_validator(mode="after")
     def _agree(self) -> BeamParams:
         _refuse_crossed(self.min_new_tokens, self.max_new_tokens)
-        if self.n_best > self.beams:
-            raise ConfigError(f"n_best is {self.n_best}, but beams is {self.beams}, raise beams")
+        if self.num_return_sequences > self.num_beams:
+            raise ConfigError(
+                f"num_return_sequences is {self.num_return_sequences}, but num_beams is {self.num_beams}, "
+                "raise num_beams"
+            )
         return self
 
     def penalty(self, new: int) -> float:

@@ -84,12 +84,12 @@ def generate(
 ) -> list[Completion]:
     """Complete each prompt. ``fields`` are those of :class:`GenerationParams`, in place of ``params``.
 
-    With ``beams`` among them, or :class:`BeamParams`, each completion is the best that a beam search finds. For an
+    With ``num_beams`` among them, or :class:`BeamParams`, each completion is the best that a beam search finds. For an
     encoder–decoder the texts are sources, and its decoder begins with ``start_id`` (None: the tokenizer's begin
     token). The tokenizer's end-of-text token ends a row. Rows with one seed draw alike: for several different
     completions of one prompt, give each its own ``params``.
     """
-    if isinstance(params, BeamParams) or "beams" in fields:
+    if isinstance(params, BeamParams) or "num_beams" in fields:
         return _best(checkpoint, prompts, params, start_id, use_cache, fields)
     run = TextGeneration(checkpoint, prompts, params, start_id, use_cache, fields)
     for _ in run:
@@ -123,9 +123,11 @@ def _best(
 ) -> list[Completion]:
     refuse_beside(params, fields)
     assert params is None or isinstance(params, BeamParams), "anything else came beside beams"
-    wanted = fields.get("n_best", 1) if params is None else params.n_best
+    wanted = fields.get("num_return_sequences", 1) if params is None else params.num_return_sequences
     if wanted != 1:
-        raise InputError(f"n_best is {wanted}, but generate gives one completion a prompt; use generate_n_best")
+        raise InputError(
+            f"num_return_sequences is {wanted}, but generate gives one completion a prompt; use generate_n_best"
+        )
     found = generate_n_best(checkpoint, prompts, params, start_id=start_id, use_cache=use_cache, **fields)
     return [best for best, *_ in found]
 
@@ -193,7 +195,7 @@ class TextGeneration:
 
 
 def _each(params: Params | None, fields: dict[str, Any], count: int) -> list[GenerationParams]:
-    if isinstance(params, BeamParams) or "beams" in fields:
+    if isinstance(params, BeamParams) or "num_beams" in fields:
         raise InputError("a beam search has no text before its end; use generate")
     if params is None:
         return [GenerationParams(**fields)] * count

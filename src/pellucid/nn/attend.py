@@ -16,6 +16,8 @@ from pellucid.nn.backends.inputs import AttentionInputs, AttentionOptions, Backe
 from pellucid.shapes import Float, Tensor, broadcasts_to
 from pellucid.visibility import Coordinates, Rule
 
+__all__ = ["BACKENDS", "AttentionOptions", "Backend", "attend", "choose", "probabilities"]
+
 BACKENDS: tuple[str, ...] = get_args(Backend)
 
 
