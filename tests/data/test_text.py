@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pellucid.data import Document, files, open_corpus, split_of, tables
+from pellucid.data import Document, files, open_corpus, split_of
 from pellucid.errors import ConfigError, DataError, UnsupportedError
 
 
