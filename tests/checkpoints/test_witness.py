@@ -12,7 +12,7 @@ import torch
 from helpers.folders import resign
 from helpers.tiny import KINDS, tiny_config, tiny_model
 from pellucid.batch import Batch
-from pellucid.checkpoints import WitnessError, answers, fingerprint, load, reference_forward, save, verify
+from pellucid.checkpoints import WitnessError, fingerprint, load, reference_forward, save, verify
 from pellucid.checkpoints.contract import meta_model, read_contract, stored_tensors
 from pellucid.checkpoints.probe_inputs import FARTHEST
 from pellucid.checkpoints.probe_set import WitnessProbe, probes_of, splitmix64
@@ -222,7 +222,7 @@ def _late(coordinates: Any) -> torch.Tensor:
 
 TWINS = {
     "a cache that loses count": ("continued", "logits", caches.ContiguousCache, "_continued", _slots_for_positions),
-    "labels that are not shifted": ("plain", "count of labels", answers, "causal", _shifted),
+    "labels that are not shifted": ("plain", "count of labels", reference_forward, "causal", _shifted),
     "angles that drift": ("far", "logits", Rotary, "angles", lambda r, c: _ANGLES(r, c) * (1 + _late(c))),
 }
 

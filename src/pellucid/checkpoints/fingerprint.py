@@ -23,8 +23,8 @@ from pellucid.checkpoints.probe_set import Slot, WitnessProbe, probes_of
 from pellucid.checkpoints.reference_forward import (
     PROJECTIONS,
     Read,
-    probe_outputs,
     hidden_states,
+    probe_outputs,
     random_projection,
     reference_model,
     stream_dtypes,
