@@ -63,7 +63,7 @@ def test_every_kind_is_asked_part_by_part(kind: str, monkeypatch: pytest.MonkeyP
     model = model_of(kind)
     stored, tied = stored_tensors(model)
     whole = fingerprint.witness_of(model.config, stored.__getitem__, tied)
-    monkeypatch.setattr(exact, "SMALL", 0)
+    monkeypatch.setattr(reference_forward, "SMALL", 0)
     assert fingerprint.witness_of(model.config, stored.__getitem__, tied) == whole
     asked = reference_forward.reference_model(model.config, stored.__getitem__, tied)
     asked(probes_of(model.config)["plain"].batch())

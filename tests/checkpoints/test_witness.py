@@ -151,7 +151,7 @@ def test_a_large_model_is_asked_part_by_part(kind: str, monkeypatch: pytest.Monk
     config = tiny_config(kind)
     stored, tied = stored_tensors(build(config, seed=1))
     whole = fingerprint.witness_of(config, stored.__getitem__, tied)
-    monkeypatch.setattr(exact, "SMALL", 0)
+    monkeypatch.setattr(reference_forward, "SMALL", 0)
     assert fingerprint.witness_of(config, stored.__getitem__, tied) == whole
     model = reference_forward.reference_model(config, stored.__getitem__, tied)
     model(Batch.from_rows([[1, 2, 3]]))

@@ -242,7 +242,7 @@ def test_undecodable_and_endless_lines(tmp_path: Path, monkeypatch) -> None:
     path = tmp_path / "x.jsonl"
     path.write_bytes(b'{"text": "a"}\n{"text": "\xff"}\n')
     fails(path, "x.jsonl is not UTF-8: byte 0xff at offset 24")
-    monkeypatch.setattr(tables, "_LARGEST_LINE", 10)
+    monkeypatch.setattr(records, "_LARGEST_LINE", 10)
     fails(path, "line 1 is longer than")
 
 

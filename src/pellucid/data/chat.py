@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from pellucid.data.records import lone_surrogate, printable, surrogate_at
 from pellucid.data.sandbox import DEFAULT, Limits, render
-from pellucid.data.special import BEGIN, END, PAD
+from pellucid.data.special_tokens import BEGIN, END, PAD
 from pellucid.data.tokenizer import with_begin
 from pellucid.errors import InputError
 
