@@ -14,8 +14,8 @@ from helpers.tiny import KINDS, tiny_config, tiny_model
 from pellucid.batch import Batch
 from pellucid.checkpoints import WitnessError, fingerprint, load, reference_forward, save, verify
 from pellucid.checkpoints.contract import meta_model, read_contract, stored_tensors
-from pellucid.checkpoints.probe_inputs import FARTHEST
-from pellucid.checkpoints.probe_set import WitnessProbe, probes_of, splitmix64
+from pellucid.checkpoints.probe_inputs import FARTHEST, splitmix64
+from pellucid.checkpoints.probe_set import WitnessProbe, probes_of
 from pellucid.checkpoints.store import CONTRACT
 from pellucid.errors import CheckpointError
 from pellucid.models import build
