@@ -94,7 +94,7 @@ def _answer(checkpoint: str, texts: list[str], params: Any, as_json: bool, **ask
     from pellucid.checkpoints import load
     from pellucid.generation import BeamParams, generate_n_best, stream
     from pellucid.generation import generate as complete
-    from pellucid.generation.validate import reads_sources
+    from pellucid.generation.inputs import reads_sources
 
     loaded = load(checkpoint)
     before = ["" if reads_sources(loaded.model) else text for text in texts]  # an answer does not go on from a text
