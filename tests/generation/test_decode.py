@@ -246,6 +246,6 @@ def test_logits_that_are_no_numbers_stop_the_loop(value: float, temperature: flo
     params = GenerationParams(temperature=temperature, max_new_tokens=3)
     with pytest.raises(InputError, match="logits hold NaN or infinity"):
         generate_ids(TableModel(table), [[1, 2, 3]], params)
+    stops = GenerationParams(min_new_tokens=2, stop_token_ids=[0, 1], temperature=temperature)
     with pytest.raises(InputError, match=r"no token may be chosen: 2 stop ids are blocked; lower min_new_tokens"):
-        stops = GenerationParams(min_new_tokens=2, stop_token_ids=[0, 1], temperature=temperature)
         generate_ids(TableModel(torch.zeros(2, 2, 2)), [[1]], stops)

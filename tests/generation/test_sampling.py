@@ -22,10 +22,9 @@ def kept(
     logits_BV: torch.Tensor, *, top_k: int = 1 << 20, top_p: float = 1.0, min_p: float = 0.0, count: int = 1 << 20
 ) -> list[int]:
     """What the filters keep of one row, by id."""
-    scores_BV = logits_BV.double() - logits_BV.double().amax(1, keepdim=True)
     top_k_B = torch.tensor([min(top_k, logits_BV.shape[1])])
     probabilities = (torch.tensor([p], dtype=torch.float64) for p in (top_p, min_p))
-    found = candidates(scores_BV, top_k_B, *probabilities, count)
+    found = candidates(logits_BV, torch.ones(1, dtype=torch.float64), top_k_B, *probabilities, count)
     return sorted(found.ids[0, found.keep[0]].tolist())
 
 

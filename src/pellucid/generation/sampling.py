@@ -57,7 +57,8 @@ def rank(scores_BV: Float[Tensor, "B V"], count: int) -> tuple[Float[Tensor, "B 
 
 
 def candidates(
-    scores_BV: Float[Tensor, "B V"],
+    logits_BV: Float[Tensor, "B V"],
+    temperature_B: Float[Tensor, "B"],
     top_k_B: Int[Tensor, "B"],
     top_p_B: Float[Tensor, "B"],
     min_p_B: Float[Tensor, "B"],
@@ -65,22 +66,35 @@ def candidates(
 ) -> Candidates:
     """What ``top_k``, then ``top_p``, then ``min_p`` keep of the ``count`` most likely tokens of each row.
 
-    ``scores`` are float64 logits at their temperature, the highest of each row 0; ``top_k`` is V where there is none.
-    The most likely token is always kept, and all of them for ``top_p = 1``.
+    ``top_k`` is V where there is none. The most likely token is always kept, and all of them for ``top_p = 1``.
     """
-    vocab_size = scores_BV.shape[1]
-    scores_BC, ids_BC = rank(scores_BV, min(count, vocab_size))
-    keep_BC = torch.arange(scores_BC.shape[1], device=scores_BV.device) < top_k_B[:, None]
-    weights_BC = scores_BC.exp() * keep_BC
+    vocab_size = logits_BV.shape[1]
+    logits_BC, ids_BC = rank(logits_BV, min(count, vocab_size))
+    logits_BC = logits_BC.double()
+    # subtracting the largest first keeps the quotient from overflowing at any temperature
+    best_B1, temperature_B1 = logits_BC[:, :1], temperature_B[:, None]
+    keep_BC = torch.arange(logits_BC.shape[1], device=logits_BV.device) < top_k_B[:, None]
+    weights_BC = ((logits_BC - best_B1) / temperature_B1).exp() * keep_BC
     sums_BC = weights_BC.cumsum(1)  # one after the other, so that no sum depends on how many tokens are ranked
     total_B = sums_BC[:, -1]
     if bool((top_k_B >= vocab_size).any()):
-        total_B = torch.where(top_k_B >= vocab_size, scores_BV.exp().cumsum(1)[:, -1], total_B)
+        whole_B = log_totals((logits_BV.double() - best_B1) / temperature_B1).exp()
+        total_B = torch.where(top_k_B >= vocab_size, whole_B, total_B)
     needed_B1 = ((top_p_B - _ROUNDING) * total_B)[:, None]
     keep_BC &= (sums_BC - weights_BC < needed_B1) | (top_p_B >= 1)[:, None]
     keep_BC[:, 0] = True
     keep_BC &= weights_BC >= min_p_B[:, None]
     return Candidates(ids_BC, weights_BC * keep_BC, keep_BC)
+
+
+def log_totals(logits_BV: Float[Tensor, "B V"]) -> Float[Tensor, "B"]:
+    """The logarithm of the sum of each row's exponentials, in float64.
+
+    On a CPU row by row: a row stays in its cache, and is added up in the same order in any company.
+    """
+    if logits_BV.device.type == "cpu":
+        return torch.stack([row_V.double().logsumexp(0) for row_V in logits_BV])
+    return logits_BV.double().logsumexp(1)
 
 
 def draw(weights_BC: Float[Tensor, "B C"], uniform_B: Float[Tensor, "B"]) -> Int[Tensor, "B"]:
@@ -103,11 +117,6 @@ def apply_repetition_penalty(
 def nothing_possible(blocked: int) -> InputError:
     """What to raise where no token is left to choose."""
     return InputError(f"no token may be chosen: {blocked} stop ids are blocked; lower min_new_tokens")
-
-
-def to_float64(logits_BV: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
-    """The logits in float64, on the CPU where a device has no such numbers."""
-    return (logits_BV.cpu() if logits_BV.device.type == "mps" else logits_BV).double()
 
 
 class Sampler:
@@ -143,6 +152,8 @@ class Sampler:
         self._min_p_B = self._numbers([each.min_p for each in params])
         self._penalty_B = self._numbers([each.repetition_penalty for each in params])
         self._least_new_B = torch.tensor([each.min_new_tokens for each in params], device=self._device)
+        self._most_blocked = max(each.min_new_tokens for each in params)
+        self._any_greedy, self._any_min_p = not all(drawing), any(each.min_p > 0 for each in params)
         self._seen_BV = self._blocked_BV = None
         if any(each.repetition_penalty != 1 for each in params):
             counted = [row if each.penalize_prompt else () for row, each in zip(prompts, params, strict=True)]
@@ -151,42 +162,51 @@ class Sampler:
             self._blocked_BV = self._marked([each.stop_token_ids for each in params], vocab_size)
 
     def __call__(self, logits_BV: Float[Tensor, "B V"]) -> Float[Tensor, "2 B"]:
-        """``[2, B]`` in float64: each row's token (-1 where none is possible) and its log-probability."""
-        logits_BV = to_float64(logits_BV)
-        uniform_B = self._uniforms()
-        scores_BV = logits_BV
-        if self._seen_BV is not None:
-            scores_BV = apply_repetition_penalty(scores_BV, self._seen_BV, self._penalty_B)
-        if self._blocked_BV is not None:
-            blocked_BV = self._blocked_BV & (self._step < self._least_new_B)[:, None]
-            scores_BV = scores_BV.masked_fill(blocked_BV, -torch.inf)
-        best_B, token_B = scores_BV.max(1)
+        """``[2, B]`` in float64: each row's token (-1 where none is possible) and its log-probability (NaN for logits
+        that hold NaN or infinity)."""
+        logits_BV = logits_BV.to(self._device)
+        scores_BV, uniform_B = self._adjusted(logits_BV), self._uniforms()
+        # the dtype of the logits holds all of their order; what is computed from them is float64
+        token_B = scores_BV.argmax(1) if self._any_greedy else torch.zeros_like(self._top_k_B)
         for rows, choose in ((self._ranked, self._draw_ranked), (self._unranked, self._draw_any)):
             if rows is not None:
-                # subtracting the largest first keeps the quotient from overflowing at any temperature
-                relative_RV = (scores_BV[rows] - best_B[rows, None]) / self._temperature_B[rows, None]
-                token_B[rows] = choose(relative_RV, rows, uniform_B[rows])
+                chosen_RV = scores_BV if len(rows) == len(scores_BV) else scores_BV[rows]
+                token_B[rows] = choose(chosen_RV, rows, uniform_B[rows])
         self._step += 1
-        logprob_B = logits_BV.log_softmax(1).gather(1, token_B[:, None])[:, 0]
+        token_B1 = token_B[:, None]
+        total_B = log_totals(logits_BV)
+        logprob_B = (logits_BV.gather(1, token_B1)[:, 0].double() - total_B).masked_fill(~total_B.isfinite(), torch.nan)
+        impossible_B = scores_BV.gather(1, token_B1)[:, 0] == -torch.inf
         if self._seen_BV is not None:
-            self._seen_BV.scatter_(1, token_B[:, None], True)
-        return torch.stack([token_B.masked_fill(best_B == -torch.inf, -1).double(), logprob_B])
+            self._seen_BV.scatter_(1, token_B1, True)
+        return torch.stack([token_B.masked_fill(impossible_B, -1).double(), logprob_B])
+
+    def _adjusted(self, logits_BV: Tensor) -> Tensor:
+        """Logits under the repetition penalty, without the stop ids that may not come yet."""
+        if self._seen_BV is not None:
+            logits_BV = apply_repetition_penalty(logits_BV.double(), self._seen_BV, self._penalty_B)
+        if self._blocked_BV is not None and self._step < self._most_blocked:
+            blocked_BV = self._blocked_BV & (self._step < self._least_new_B)[:, None]
+            logits_BV = logits_BV.masked_fill(blocked_BV, -torch.inf)
+        return logits_BV
 
     def _draw_ranked(self, scores_RV: Tensor, rows: Tensor, uniform_R: Tensor) -> Tensor:
-        top_k_R, top_p_R, min_p_R = self._top_k_B[rows], self._top_p_B[rows], self._min_p_B[rows]
-        count, vocab_size = self._count, scores_RV.shape[1]
-        found = candidates(scores_RV, top_k_R, top_p_R, min_p_R, count)
+        count, vocab_size, top_k_R = self._count, scores_RV.shape[1], self._top_k_B[rows]
+        settings = (self._temperature_B[rows], top_k_R, self._top_p_B[rows], self._min_p_B[rows])
+        found = candidates(scores_RV, *settings, count)
         # a row that keeps the last token that was ranked, and has no top_k, may keep more
         while count < vocab_size and self._open and bool((found.keep[:, -1] & (top_k_R > count)).any()):
             count *= 16
-            found = candidates(scores_RV, top_k_R, top_p_R, min_p_R, count)
+            found = candidates(scores_RV, *settings, count)
         ids_RC, order_RC = found.ids.sort(1)
-        place_R = draw(found.weights.gather(1, order_RC), uniform_R)
-        return ids_RC.gather(1, place_R[:, None].clamp(max=ids_RC.shape[1] - 1))[:, 0]
+        place_R = draw(found.weights.gather(1, order_RC), uniform_R).clamp(max=ids_RC.shape[1] - 1)
+        return ids_RC.gather(1, place_R[:, None])[:, 0]
 
     def _draw_any(self, scores_RV: Tensor, rows: Tensor, uniform_R: Tensor) -> Tensor:
-        weights_RV = scores_RV.exp()
-        weights_RV = weights_RV * (weights_RV >= self._min_p_B[rows, None])
+        relative_RV = scores_RV.double() - scores_RV.amax(1, keepdim=True)
+        weights_RV = (relative_RV / self._temperature_B[rows, None]).exp()
+        if self._any_min_p:
+            weights_RV = weights_RV * (weights_RV >= self._min_p_B[rows, None])
         return draw(weights_RV, uniform_R).clamp(max=scores_RV.shape[1] - 1)
 
     def _uniforms(self) -> Tensor:
