@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from pellucid.audits.twins.toy import Slots, Toy, ToyCache
 from pellucid.audits.twins.twin import Twin
-from pellucid.probe import Request
+from pellucid.batch import Batch
 
 
 def _back(queries: Slots, keys: Slots) -> Tensor:
@@ -91,7 +91,7 @@ class SeesPads(Toy):
         other = (keys.segments[:, None, :] != 0) & (queries.segments[:, :, None] != keys.segments[:, None, :])
         return (at[:, :, None] >= held[:, None, :]) & ~other
 
-    def entry(self, x_BTD: Tensor, queries: Slots, request: Request) -> Tensor:
+    def entry(self, x_BTD: Tensor, queries: Slots, batch: Batch) -> Tensor:
         return x_BTD
 
 
@@ -106,7 +106,7 @@ class CausalOnlyWithoutPadding(Toy):
 class AddsWhereItShouldSelect(Toy):
     """-100 is added to hidden scores, which are not bounded: a pad that scores higher is seen."""
 
-    def entry(self, x_BTD: Tensor, queries: Slots, request: Request) -> Tensor:
+    def entry(self, x_BTD: Tensor, queries: Slots, batch: Batch) -> Tensor:
         return x_BTD
 
     def weights(self, scores_BTS: Tensor, sees_BTS: Tensor) -> Tensor:
@@ -128,9 +128,9 @@ class AddsWhereItShouldSelect(Toy):
 class ShortensTheRows(Toy):
     """Where every row ends in padding the answer is cut there: its shape is not that of the request."""
 
-    def forward(self, request: Request, cache: ToyCache | None = None) -> Tensor:
-        logits_BTV = super().forward(request, cache)
-        last = int(request.real.any(0).nonzero().max())
+    def forward(self, batch: Batch, cache: ToyCache | None = None) -> Tensor:
+        logits_BTV = super().forward(batch, cache)
+        last = int(batch.token_mask.any(0).nonzero().max())
         return logits_BTV[:, : last + 1] if cache is None else logits_BTV
 
 
@@ -145,8 +145,8 @@ class CountsSlots(Toy):
 class PadsById(Toy):
     """Padding is recognised by token 0 in place of the mask: other ids in pads become text."""
 
-    def entry(self, x_BTD: Tensor, queries: Slots, request: Request) -> Tensor:
-        self._by_id = torch.where(request.tokens == 0, 0, queries.segments.clamp(min=1))
+    def entry(self, x_BTD: Tensor, queries: Slots, batch: Batch) -> Tensor:
+        self._by_id = torch.where(batch.tokens == 0, 0, queries.segments.clamp(min=1))
         return x_BTD
 
     def sees(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
@@ -166,7 +166,7 @@ class MeanOverPads(Toy):
 class PoisonedByPads(Toy):
     """Hidden values are multiplied by 0, which does not stop NaN: fragile, not a leak."""
 
-    def entry(self, x_BTD: Tensor, queries: Slots, request: Request) -> Tensor:
+    def entry(self, x_BTD: Tensor, queries: Slots, batch: Batch) -> Tensor:
         return x_BTD
 
 
@@ -201,11 +201,11 @@ class RunningPositions(Toy):
 class BoundaryByToken(Toy):
     """A new document is guessed after each token 0, where the segments say it."""
 
-    def entry(self, x_BTD: Tensor, queries: Slots, request: Request) -> Tensor:
-        ended_BT = (request.tokens == 0).cumsum(1) - (request.tokens == 0).long()
+    def entry(self, x_BTD: Tensor, queries: Slots, batch: Batch) -> Tensor:
+        ended_BT = (batch.tokens == 0).cumsum(1) - (batch.tokens == 0).long()
         self._guessed = torch.where(queries.segments != 0, 1 + ended_BT, 0)
         self._running = queries.numbers.expand_as(queries.positions)
-        return super().entry(x_BTD, queries, request)
+        return super().entry(x_BTD, queries, batch)
 
     def sees(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
         guessed = Slots(self._running, self._guessed)

@@ -13,7 +13,7 @@ from pellucid.audits.twins.modes import Recurrent
 from pellucid.audits.twins.state import DrawsNumbers
 from pellucid.audits.twins.toy import Toy
 from pellucid.audits.twins.twin import Twin
-from pellucid.probe import Request
+from pellucid.batch import Batch
 
 
 class KeepsTheLast(Recurrent):
@@ -92,10 +92,10 @@ def _nothing(*_: object) -> None:
 class OverwritesTargets(Toy):
     """The loss writes into the caller's choice of what is to be learnt."""
 
-    def loss(self, request: Request) -> tuple[Tensor, Tensor]:
-        result = super().loss(request)
-        if request.targets is not None:
-            request.targets[:, -1] = False
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        result = super().loss(batch)
+        if batch.target_mask is not None:
+            batch.target_mask[:, -1] = False
         return result
 
 

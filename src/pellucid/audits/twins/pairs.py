@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from pellucid.audits.twins.twin import Twin
-from pellucid.probe import Capability, Probe, Request, Visibility
+from pellucid.batch import Batch
+from pellucid.probe import Capability, Probe, Visibility
 from pellucid.visibility import causal, full, lookahead
 
 WIDTH = 16
@@ -30,11 +31,11 @@ class Pair(nn.Module):
 
     # the parts that twins get wrong
 
-    def pads(self, source: Request) -> Tensor:
+    def pads(self, source: Batch) -> Tensor:
         """``Bool[B, S]``: source slots that the encoder hides."""
         return source.segments == 0
 
-    def memory_pads(self, source: Request) -> Tensor:
+    def memory_pads(self, source: Batch) -> Tensor:
         """``Bool[B, S]``: memory slots that the decoder hides."""
         return self.pads(source)
 
@@ -52,14 +53,14 @@ class Pair(nn.Module):
 
     # the model
 
-    def forward(self, request: Request) -> Tensor:
-        source = request.source
+    def forward(self, batch: Batch) -> Tensor:
+        source = batch.source
         assert source is not None
         x_BSD = self.table(source.tokens) + self.places(source.positions)
         memory_BSD = self.memory(self.encoded(x_BSD, source))
-        y_BTD = self.table(request.tokens) + self.places(request.positions)
-        slots, sources = request.shape[1], source.shape[1]
-        hidden_BTT = torch.ones(slots, slots, dtype=torch.bool).triu(1) | (request.segments == 0)[:, None, :]
+        y_BTD = self.table(batch.tokens) + self.places(batch.positions)
+        slots, sources = batch.shape[1], source.shape[1]
+        hidden_BTT = torch.ones(slots, slots, dtype=torch.bool).triu(1) | (batch.segments == 0)[:, None, :]
         hidden_BTT = hidden_BTT & ~torch.eye(slots, dtype=torch.bool)  # pads see themselves: no row is empty
         for layer in self.decoder:
             y_BTD = layer(
@@ -71,7 +72,7 @@ class Pair(nn.Module):
             )
         return self.out(y_BTD)
 
-    def encoded(self, x_BSD: Tensor, source: Request) -> Tensor:
+    def encoded(self, x_BSD: Tensor, source: Batch) -> Tensor:
         """What the encoder makes of the source."""
         mask, pads_BS = self.source_mask(source.shape[1]), self.pads(source)
         if mask is None:
@@ -98,11 +99,11 @@ class PairProbe(Probe):
         self.rules: tuple[Visibility, ...] = (causal(),) * len(pair.decoder)
         self.source_rules = pair.source_rules
 
-    def logits(self, request: Request) -> Tensor:
-        logits: Tensor = self.pair(request)
+    def logits(self, batch: Batch) -> Tensor:
+        logits: Tensor = self.pair(batch)
         return logits
 
-    def over(self, module: nn.Module) -> PairProbe:
+    def with_module(self, module: nn.Module) -> PairProbe:
         assert isinstance(module, Pair)
         return PairProbe(module)
 
@@ -126,26 +127,26 @@ class CrossHasTheWindow(Pair):
 class CrossSeesPads(Pair):
     """The encoder hides the source's padding, the decoder does not."""
 
-    def memory_pads(self, source: Request) -> Tensor:
+    def memory_pads(self, source: Batch) -> Tensor:
         return torch.zeros_like(source.segments, dtype=torch.bool)
 
 
 class EncoderSeesPads(Pair):
     """The decoder hides the source's padding, the encoder does not."""
 
-    def pads(self, source: Request) -> Tensor:
+    def pads(self, source: Batch) -> Tensor:
         return torch.zeros_like(source.segments, dtype=torch.bool)
 
-    def memory_pads(self, source: Request) -> Tensor:
+    def memory_pads(self, source: Batch) -> Tensor:
         return source.segments == 0
 
 
 class LosesTheLastSourceToken(Pair):
     """An off-by-one in the source's length hides its last token."""
 
-    def pads(self, source: Request) -> Tensor:
-        last_BS = source.real & ~torch.roll(source.real, -1, 1)
-        last_BS[:, -1] = source.real[:, -1]
+    def pads(self, source: Batch) -> Tensor:
+        last_BS = source.token_mask & ~torch.roll(source.token_mask, -1, 1)
+        last_BS[:, -1] = source.token_mask[:, -1]
         return (source.segments == 0) | (last_BS & (source.positions > 0))
 
 

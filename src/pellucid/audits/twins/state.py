@@ -11,7 +11,7 @@ from torch.nn import functional
 from pellucid.audits.twins.lm import Answer, Lm
 from pellucid.audits.twins.toy import Slots, Toy, ToyCache
 from pellucid.audits.twins.twin import Twin
-from pellucid.probe import Request
+from pellucid.batch import Batch
 
 
 class TopLeftAnchor(Toy):
@@ -83,9 +83,9 @@ class CountsCalls(Toy):
         super().__init__()
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
 
-    def entry(self, x_BTD: Tensor, queries: Slots, request: Request) -> Tensor:
+    def entry(self, x_BTD: Tensor, queries: Slots, batch: Batch) -> Tensor:
         self.calls += 1
-        return super().entry(x_BTD, queries, request)
+        return super().entry(x_BTD, queries, batch)
 
 
 class DropsOutInEval(Toy):
@@ -105,9 +105,9 @@ class DrawsNumbers(Toy):
 class WritesIntoTokens(Toy):
     """Padding is overwritten in place, in the caller's own tensor."""
 
-    def entry(self, x_BTD: Tensor, queries: Slots, request: Request) -> Tensor:
-        request.tokens[request.segments == 0] = 1
-        return super().entry(x_BTD, queries, request)
+    def entry(self, x_BTD: Tensor, queries: Slots, batch: Batch) -> Tensor:
+        batch.tokens[batch.segments == 0] = 1
+        return super().entry(x_BTD, queries, batch)
 
 
 class WritesIntoTheMask(Lm):

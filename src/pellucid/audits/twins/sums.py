@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from pellucid.audits.twins.toy import Toy, ToyProbe
 from pellucid.audits.twins.twin import Twin
-from pellucid.probe import Request
+from pellucid.batch import Batch
 
 
 def _losses(scores_BTV: Tensor, tokens_BT: Tensor) -> Tensor:
@@ -20,26 +20,26 @@ def _losses(scores_BTV: Tensor, tokens_BT: Tensor) -> Tensor:
 class ShiftedTwice(Toy):
     """Labels are shifted by the data and again by the model: token t + 2 is learnt at t."""
 
-    def loss(self, request: Request) -> tuple[Tensor, Tensor]:
-        learnt = request.learnt[:, 2:] & (request.positions[:, 2:] > 1)
-        losses = _losses(self(request)[:, :-2], request.tokens[:, 2:])
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        learnt = batch.loss_mask[:, 2:] & (batch.positions[:, 2:] > 1)
+        losses = _losses(self(batch)[:, :-2], batch.tokens[:, 2:])
         return torch.where(learnt, losses, 0.0).sum(), learnt.sum()
 
 
 class NotShifted(Toy):
     """Each side left the shift to the other: a token learns to predict itself."""
 
-    def loss(self, request: Request) -> tuple[Tensor, Tensor]:
-        learnt = request.learnt
-        return torch.where(learnt, _losses(self(request), request.tokens), 0.0).sum(), learnt.sum()
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        learnt = batch.loss_mask
+        return torch.where(learnt, _losses(self(batch), batch.tokens), 0.0).sum(), learnt.sum()
 
 
 class MeansOfMeans(Toy):
     """Rows are averaged first, so tokens of short rows weigh more."""
 
-    def loss(self, request: Request) -> tuple[Tensor, Tensor]:
-        learnt = request.learnt[:, 1:]
-        losses = torch.where(learnt, _losses(self(request)[:, :-1], request.tokens[:, 1:]), 0.0)
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        learnt = batch.loss_mask[:, 1:]
+        losses = torch.where(learnt, _losses(self(batch)[:, :-1], batch.tokens[:, 1:]), 0.0)
         rows = losses.sum(1) / learnt.sum(1).clamp(min=1)
         busy = learnt.any(1).sum().clamp(min=1)
         return rows.sum() / busy * learnt.sum(), learnt.sum()
@@ -48,34 +48,34 @@ class MeansOfMeans(Toy):
 class TimesTheRows(Toy):
     """The mean was repaired twice: the sum comes out multiplied by the number of rows."""
 
-    def loss(self, request: Request) -> tuple[Tensor, Tensor]:
-        total, count = super().loss(request)
-        return total * request.shape[0], count
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        total, count = super().loss(batch)
+        return total * batch.shape[0], count
 
 
 class IgnoresTokenZero(Toy):
     """Pads are found by id 0, so a true token 0 (an end token, say) is never learnt."""
 
-    def loss(self, request: Request) -> tuple[Tensor, Tensor]:
-        return super().loss(request.with_targets(request.learnt & (request.tokens > 0)))
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        return super().loss(batch.replace(target_mask=batch.loss_mask & (batch.tokens > 0)))
 
 
 class LearnsPads(Toy):
     """Pads behind the text are counted as targets."""
 
-    def loss(self, request: Request) -> tuple[Tensor, Tensor]:
-        learnt = request.learnt[:, 1:] | (request.segments[:, 1:] == 0)
-        losses = _losses(self(request)[:, :-1], request.tokens[:, 1:])
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        learnt = batch.loss_mask[:, 1:] | (batch.segments[:, 1:] == 0)
+        losses = _losses(self(batch)[:, :-1], batch.tokens[:, 1:])
         return torch.where(learnt, losses, 0.0).sum(), learnt.sum()
 
 
 class CrossesBorders(Toy):
     """The last token of a document is trained to predict the first of the next."""
 
-    def loss(self, request: Request) -> tuple[Tensor, Tensor]:
-        real = (request.segments[:, 1:] != 0) & (request.segments[:, :-1] != 0)
-        learnt = real if request.targets is None else real & request.targets[:, 1:]
-        losses = _losses(self(request)[:, :-1], request.tokens[:, 1:])
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        real = (batch.segments[:, 1:] != 0) & (batch.segments[:, :-1] != 0)
+        learnt = real if batch.target_mask is None else real & batch.target_mask[:, 1:]
+        losses = _losses(self(batch)[:, :-1], batch.tokens[:, 1:])
         return torch.where(learnt, losses, 0.0).sum(), learnt.sum()
 
 
@@ -84,8 +84,8 @@ class EndsArePads(Toy):
 
     end = 12
 
-    def loss(self, request: Request) -> tuple[Tensor, Tensor]:
-        return super().loss(request.with_targets(request.learnt & (request.tokens != self.end)))
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        return super().loss(batch.replace(target_mask=batch.loss_mask & (batch.tokens != self.end)))
 
     def probe(self) -> ToyProbe:
         probe = super().probe()
@@ -96,25 +96,25 @@ class EndsArePads(Toy):
 class LosesChunkBorders(Toy):
     """The loss is taken in chunks of eight slots, and each loses its last prediction."""
 
-    def loss(self, request: Request) -> tuple[Tensor, Tensor]:
-        border_T = torch.arange(request.shape[1]) % 8 == 0
-        return super().loss(request.with_targets(request.learnt & ~border_T))
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        border_T = torch.arange(batch.shape[1]) % 8 == 0
+        return super().loss(batch.replace(target_mask=batch.loss_mask & ~border_T))
 
 
 class ForgetsTheLastDocument(Toy):
     """The last of several documents in a row is never learnt."""
 
-    def loss(self, request: Request) -> tuple[Tensor, Tensor]:
-        last_B1 = request.segments.amax(1, keepdim=True)
-        behind = (request.segments == last_B1) & (last_B1 > 1)
-        return super().loss(request.with_targets(request.learnt & ~behind))
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        last_B1 = batch.segments.amax(1, keepdim=True)
+        behind = (batch.segments == last_B1) & (last_B1 > 1)
+        return super().loss(batch.replace(target_mask=batch.loss_mask & ~behind))
 
 
 class NothingIsNaN(Toy):
     """A mean over nothing is taken on the way: 0 / 0."""
 
-    def loss(self, request: Request) -> tuple[Tensor, Tensor]:
-        total, count = super().loss(request)
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        total, count = super().loss(batch)
         return total / count * count, count
 
 
