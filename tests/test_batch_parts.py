@@ -76,6 +76,7 @@ def test_a_copy_shares_no_whole_numbers():
     assert (batch.tokens.tolist(), batch.source.tokens.tolist()) == ([[3]], [[1, 2]])
 
 
+@pytest.mark.usefixtures("our_checks_only")
 def test_embeddings_of_another_shape_are_refused():
     batch = Batch.from_rows([[1, 2, 3]])
     with pytest.raises(ShapeError, match=r"inputs_embeds has shape \(1, 2, 4\), but tokens has \(1, 3\)"):
