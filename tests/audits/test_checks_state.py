@@ -6,6 +6,10 @@ import random
 
 import pytest
 import torch
+from pellucid.audits.engine.arguments import watched
+from pellucid.audits.engine.copies import NoDropout, as_it_is, copied, probabilities, set_dropout
+from pellucid.audits.engine.held import changed, held_by, hooks_of
+from pellucid.audits.engine.world import put_back, random_states, switches
 from torch import nn
 from torch.nn import functional
 
@@ -13,11 +17,7 @@ import broken_models
 from broken_models.hf_style import HFStyleDecoder
 from broken_models.train_eval import Recurrent
 from pellucid.audits import TinyDecoder, TokensProbe, audit
-from pellucid.audits.method.arguments import watched
-from pellucid.audits.method.copies import NoDropout, as_it_is, copied, probabilities, set_dropout
-from pellucid.audits.method.held import changed, held_by, hooks_of
-from pellucid.audits.method.measure import Run
-from pellucid.audits.method.world import put_back, random_states, switches
+from pellucid.audits.engine.deviation import TargetRun
 from pellucid.errors import UnsupportedError
 
 pytestmark = pytest.mark.usefixtures("our_checks_only")  # the checker of annotations draws random numbers
@@ -75,14 +75,14 @@ def test_functional_dropout_gives_its_input_back_inside():
 
 def test_a_copy_is_refused_where_there_is_none():
     with pytest.raises(UnsupportedError, match="not a module that could be copied"):
-        copied(Run(TokensProbe(lambda tokens: functional.one_hot(tokens, 7).float())))
+        copied(TargetRun(TokensProbe(lambda tokens: functional.one_hot(tokens, 7).float())))
 
     class Uncopied(Recurrent):
         def __deepcopy__(self, memo):
             raise RuntimeError("no copies\nof this")
 
     with pytest.raises(UnsupportedError, match=r"it cannot be copied: no copies of this$"):
-        copied(Run(Uncopied().probe()))
+        copied(TargetRun(Uncopied().probe()))
     assert found(Uncopied(), "dropout")["set to 0"].status == "not_applicable"
 
 
