@@ -114,7 +114,7 @@ def _held_to(found: object, probe: Probe | None, expect: str | None) -> Probe | 
     """The probe with other rules than the target's own."""
     if expect is None:
         return probe
-    from pellucid.audits.run import probe_for
+    from pellucid.audits.probes.probe_for import probe_for
     from pellucid.errors import ArgumentError
     from pellucid.visibility import parse
 
