@@ -74,7 +74,7 @@ def test_functional_dropout_gives_its_input_back_inside():
 
 
 def test_a_copy_is_refused_where_there_is_none():
-    with pytest.raises(UnsupportedError, match="not a module that could be deep_copy"):
+    with pytest.raises(UnsupportedError, match="not a module that could be copied"):
         deep_copy(TargetRun(TokensProbe(lambda tokens: functional.one_hot(tokens, 7).float())))
 
     class Uncopied(Recurrent):
