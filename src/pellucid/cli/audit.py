@@ -94,10 +94,10 @@ def _found(target: str) -> tuple[object, Probe | None]:
     """The target, and how it is called where that is not its own business."""
     from pellucid.audits.probes.hf_load import from_folder, is_hf_folder
     from pellucid.audits.targets import from_text
-    from pellucid.checkpoints.pointers import meant
+    from pellucid.checkpoints.folder import resolve_checkpoint_path
     from pellucid.checkpoints.store import CONTRACT
 
-    path = meant(target) if os.path.exists(target) else Path(target)
+    path = resolve_checkpoint_path(target) if os.path.exists(target) else Path(target)
     if (path / CONTRACT).is_file() or (path.is_dir() and not is_hf_folder(path)):
         from pellucid.checkpoints import load
 

@@ -122,10 +122,10 @@ def _config(target: str) -> ModelConfig | None:
     """The config that ``target`` names, if it is no rule."""
     if os.path.exists(target) and (os.path.isdir(target) or Path(target).name in ("best", "last")):
         from pellucid.checkpoints.contract import read_contract
-        from pellucid.checkpoints.pointers import meant
+        from pellucid.checkpoints.folder import resolve_checkpoint_path
         from pellucid.checkpoints.store import CONTRACT
 
-        return read_contract(meant(target) / CONTRACT).model
+        return read_contract(resolve_checkpoint_path(target) / CONTRACT).model
     if target.lower().endswith((".yaml", ".yml", ".json")):
         from pellucid.configfile import read_mapping
         from pellucid.models.config import ModelConfig

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from pellucid.checkpoints.inputs import spread
+from pellucid.batch import IGNORED, Batch
+from pellucid.checkpoints.probe_inputs import splitmix64
+from pellucid.checkpoints.probe_set import WitnessProbe
+from pellucid.data.objectives import causal
+from pellucid.models import configs
 from pellucid.models.build import build
 from pellucid.models.config import ModelConfig, Stack
 from pellucid.models.model import Model
@@ -31,7 +36,9 @@ _WHOLE = (LatentAttention,)
 """Parts that multiply by the weights of their own parts, which are therefore there together."""
 
 
-def exact_model(config: ModelConfig, read: Read, tied: Mapping[str, str], dtype: torch.dtype = torch.float64) -> Model:
+def reference_model(
+    config: ModelConfig, read: Read, tied: Mapping[str, str], dtype: torch.dtype = torch.float64
+) -> Model:
     """The model of ``config``, whose tensors are ``read`` by name when a part needs them, and let go after it.
 
     The head stays, because the loss looks at it, and the token table, which says where a model is; a small model stays
@@ -101,7 +108,7 @@ def _fetch_when_asked(
     unit.register_forward_hook(after)
 
 
-class PortableDropout(TorchFunctionMode):
+class DeterministicDropout(TorchFunctionMode):
     """Dropout whose choice follows from where it happens, not from a generator: alike on every machine.
 
     What is dropped where, and how often, is the model's own doing; only the dice are replaced.
@@ -120,13 +127,13 @@ class PortableDropout(TorchFunctionMode):
         if not active or not p:
             return x
         self._calls += 1
-        dice = spread(np.arange(x.numel(), dtype=np.uint64) + np.uint64(self._calls << 40))
+        dice = splitmix64(np.arange(x.numel(), dtype=np.uint64) + np.uint64(self._calls << 40))
         kept = torch.from_numpy(dice.astype(np.float64) / 2.0**64 >= p).view(x.shape)
         return torch.where(kept, x / (1 - p), torch.zeros((), dtype=x.dtype))
 
 
 @contextmanager
-def amplified(model: Model, gains: Sequence[float]) -> Iterator[None]:
+def scaled_branches(model: Model, gains: Sequence[float]) -> Iterator[None]:
     """While inside, each row of what enters a branch is multiplied by its gain, and what enters the head.
 
     This happens in the first layer of each stack, and in the first of each other kind of feed-forward network: a
@@ -134,14 +141,14 @@ def amplified(model: Model, gains: Sequence[float]) -> Iterator[None]:
     """
     gains_B11 = torch.tensor(gains, dtype=torch.float64)[:, None, None] if gains else None
 
-    def louder(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    def scale_inputs(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         return (arguments[0] * gains_B11, *arguments[1:])
 
     with ExitStack() as hooks:
         if gains_B11 is not None:
             parts = [part for stack in model.stacks for part in _first_branches(stack)]
             for part in parts:
-                hooks.callback(part.register_forward_pre_hook(louder).remove)
+                hooks.callback(part.register_forward_pre_hook(scale_inputs).remove)
         yield
 
 
@@ -156,3 +163,100 @@ def _first_branches(stack: Model) -> list[nn.Module]:
             branches = (block.attention, getattr(block, "cross_attention", None), block.ffn)
             found |= dict.fromkeys(branch for branch in branches if isinstance(branch, nn.Module))
     return list(found)
+
+
+PROJECTIONS = 4
+"""Numbers kept of each output: Σ ±logit / sqrt(V), the signs being bits of ``spread(id)``; up to four logits whole."""
+
+
+@torch.no_grad()
+def probe_outputs(model: Model, probe: WitnessProbe) -> tuple[np.ndarray, float | None, int | None]:
+    """Folded logits, mean loss, and how many labels it counts."""
+    if probe.training:
+        try:
+            model.train()
+            with DeterministicDropout():
+                return random_projection(model, probe, hidden_states(model, probe)).numpy(), None, None
+        finally:
+            model.eval()
+    found = hidden_states(model, probe)
+    folds = random_projection(model, probe, found).numpy()
+    batch = None if probe.chunks or probe.gains else with_targets(model, probe.batch())
+    if batch is None:
+        return folds, None, None
+    loss = model.head.loss(found[0][1], batch)  # type: ignore[operator]
+    return folds, float(loss.mean()), int(loss.count)
+
+
+def hidden_states(model: Model, probe: WitnessProbe) -> list[tuple[Batch, Tensor]]:
+    """Each piece of the input, and what the layers make of it."""
+    cache = model.new_cache(len(probe.tokens), sum(probe.chunks)) if probe.chunks else None  # type: ignore[operator]
+    pieces = [piece.to(model.device) for piece in (probe.pieces() if probe.chunks else [probe.batch()])]
+    with scaled_branches(model, probe.gains):
+        return [(piece, model(piece, cache=cache, want="hidden").hidden) for piece in pieces]
+
+
+def random_projection(model: Model, probe: WitnessProbe, found: Sequence[tuple[Batch, Tensor]]) -> Tensor:
+    """``[outputs, FOLDS]`` in float64: the logits at the probe's slots, or of its documents, folded."""
+    if probe.at is None:
+        return _project(torch.cat([_document_logits(model, hidden, piece, probe.gains) for piece, hidden in found]))
+    hidden_BTD = scaled(torch.cat([hidden for _, hidden in found], 1), probe.gains)
+    seen_SD = torch.cat([row_TD[list(slots)] for row_TD, slots in zip(hidden_BTD, probe.at, strict=True)])
+    return _project(model.head(seen_SD.unsqueeze(0))[0])
+
+
+def _document_logits(model: Model, hidden_BTD: Tensor, piece: Batch, gains: Sequence[float]) -> Tensor:
+    """``[C, k]``: what a head says of each document."""
+    said: Tensor = model.head(scaled(hidden_BTD, gains), piece.coordinates())
+    return said
+
+
+def scaled(hidden_BTD: Tensor, gains: Sequence[float]) -> Tensor:
+    return hidden_BTD * torch.tensor(gains, dtype=hidden_BTD.dtype)[:, None, None] if gains else hidden_BTD
+
+
+def _project(logits_SV: Tensor) -> Tensor:
+    exact_SV = logits_SV.to("cpu", torch.float64)
+    size = exact_SV.shape[-1]
+    if size <= PROJECTIONS:
+        return nn.functional.pad(exact_SV, (0, PROJECTIONS - size))
+    bits = splitmix64(np.arange(size))[:, None] >> np.arange(PROJECTIONS, dtype=np.uint64) & np.uint64(1)
+    signs_VF = torch.from_numpy(1.0 - 2.0 * bits.astype(np.float64))
+    return exact_SV @ signs_VF * size**-0.5
+
+
+def with_targets(model: Model, batch: Batch) -> Batch | None:
+    """``batch`` with something to predict, in the way of the model's head; None where it cannot be asked a loss."""
+    assert isinstance(model.config, ModelConfig)
+    real, documents = batch.segments != 0, torch.arange(batch.documents)
+    match model.config.head:
+        case configs.LanguageModel():
+            return causal(batch)
+        case configs.MaskedLM():
+            return batch.with_labels(torch.where(real, batch.tokens, IGNORED))
+        case configs.TokenClassification(num_labels=labels):
+            return batch.with_labels(torch.where(real, batch.tokens % labels, IGNORED))
+        case configs.SequenceClassification(num_labels=labels):
+            return replace(batch, targets=documents % labels)
+        case configs.Regression(num_outputs=outputs):
+            numbers = torch.arange(batch.documents * outputs).view(-1, outputs)
+            return replace(batch, targets=(numbers % 7 - 3) / 2)
+        case configs.Span():
+            sizes = [size for row in batch.document_lengths for size in row.values()]
+            return replace(batch, targets=torch.tensor([[0, size - 1] for size in sizes]))
+    return batch if batch.documents % 2 == 0 else None
+
+
+@torch.no_grad()
+def stream_dtypes(model: Model, probe: WitnessProbe) -> tuple[str, ...]:
+    """The type of the stream behind each layer, an encoder's first; of a model in a narrow type."""
+    found: list[str] = []
+
+    def note(_: nn.Module, __: object, x_BTD: Tensor) -> None:
+        found.append(str(x_BTD.dtype).removeprefix("torch."))
+
+    with ExitStack() as hooks:
+        for block in dict.fromkeys(block for stack in model.stacks for block in stack.layers):
+            hooks.callback(block.register_forward_hook(note).remove)
+        model(probe.batch(), want="hidden")
+    return tuple(found)

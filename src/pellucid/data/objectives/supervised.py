@@ -21,7 +21,7 @@ class Classification:
     def __post_init__(self) -> None:
         _refuse_classes(self.classes)
 
-    def __call__(self, batch: Batch, dice: torch.Generator | None = None) -> Batch:
+    def __call__(self, batch: Batch, generator: torch.Generator | None = None) -> Batch:
         targets = _targets(batch, "Classification", "int64 [C]")
         if targets.dtype != torch.int64 or targets.dim() != 1:
             raise _unlike(targets, "Classification", "int64 [C]")
@@ -40,7 +40,7 @@ class Regression:
         if self.numbers < 1:
             raise ConfigError(f"numbers is {self.numbers}; a document has 1 or more")
 
-    def __call__(self, batch: Batch, dice: torch.Generator | None = None) -> Batch:
+    def __call__(self, batch: Batch, generator: torch.Generator | None = None) -> Batch:
         wanted = "floating [C]" if self.numbers == 1 else f"floating [C, {self.numbers}]"
         targets = _targets(batch, "Regression", wanted)
         shapes: list[tuple[int, ...]] = [(self.numbers,), ()] if self.numbers == 1 else [(self.numbers,)]
@@ -59,7 +59,7 @@ class Span:
 
     overlap = 0
 
-    def __call__(self, batch: Batch, dice: torch.Generator | None = None) -> Batch:
+    def __call__(self, batch: Batch, generator: torch.Generator | None = None) -> Batch:
         targets = _targets(batch, "Span", "int64 [C, 2]")
         if targets.dtype != torch.int64 or targets.shape[1:] != (2,):
             raise _unlike(targets, "Span", "int64 [C, 2]")
@@ -83,7 +83,7 @@ class TokenLabelling:
     def __post_init__(self) -> None:
         _refuse_classes(self.classes)
 
-    def __call__(self, batch: Batch, dice: torch.Generator | None = None) -> Batch:
+    def __call__(self, batch: Batch, generator: torch.Generator | None = None) -> Batch:
         if batch.labels is None:
             raise DataError("TokenLabelling needs batch.labels, and it is None; give each token's class there")
         _refuse_class(batch.labels.flatten(), self.classes)
@@ -100,7 +100,7 @@ class Contrastive:
 
     overlap = 0
 
-    def __call__(self, batch: Batch, dice: torch.Generator | None = None) -> Batch:
+    def __call__(self, batch: Batch, generator: torch.Generator | None = None) -> Batch:
         if batch.documents % 2:
             raise DataError(
                 f"Contrastive pairs documents 2i and 2i+1, but the batch has {batch.documents}; keep pairs together"

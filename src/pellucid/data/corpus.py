@@ -11,8 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from pellucid.data.files import BUILT_IN, File, find, plain, python_source
-from pellucid.data.tables import read
+from pellucid.data.records import BUILT_IN, File, find, printable, python_source, read
 from pellucid.errors import ConfigError, DataError
 
 Source = str | os.PathLike[str] | Sequence["str | os.PathLike[str] | Document"]
@@ -76,10 +75,10 @@ def open_corpus(source: Source, *, text_field: str = "text", heldout_share: floa
     if named:
         base = os.path.commonpath([folder for folder, _ in named])
         paths = {Path(os.path.abspath(path)) for _, found in named for path in found}
-        files += [File(path, plain(Path(os.path.relpath(path, base)).as_posix())) for path in paths]
+        files += [File(path, printable(Path(os.path.relpath(path, base)).as_posix())) for path in paths]
     distinct = {file.path: file for file in files}
     ordered = sorted(distinct.values(), key=lambda file: (file.name, file.path))
-    what = ", ".join(plain(item.name if isinstance(item, Document) else item) for item in sources[:3])
+    what = ", ".join(printable(item.name if isinstance(item, Document) else item) for item in sources[:3])
     more = f" and {len(sources) - 3} more" if len(sources) > 3 else ""
     return Corpus(tuple(ordered), tuple(documents), text_field, heldout_share, what + more)
 
@@ -89,7 +88,7 @@ def _find(item: str | os.PathLike[str]) -> tuple[Path, list[Path]]:
         return find(item)
     except DataError as error:
         if difflib.get_close_matches(str(item), [BUILT_IN], cutoff=0.8):
-            raise DataError(f"there is no corpus {plain(item)!r}; did you mean {BUILT_IN!r}?") from error
+            raise DataError(f"there is no corpus {printable(item)!r}; did you mean {BUILT_IN!r}?") from error
         raise
 
 

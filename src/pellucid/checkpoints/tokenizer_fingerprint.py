@@ -59,14 +59,14 @@ class Chat(Config):
         return encode_chat(tokenizer, template, messages, self.add_generation_prompt, **variables)
 
 
-class ChatAnswer(Config):
+class ChatFingerprint(Config):
     """What a chat must become; no ids where the template refuses it."""
 
     asked: Chat
     ids: Ids | None
 
 
-class TextWitness(Config):
+class TokenizerFingerprint(Config):
     """What a tokenizer and a chat template must give."""
 
     tokens: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -76,7 +76,7 @@ class TextWitness(Config):
     """The ids of each line of ``sample``."""
     decoded: Lines
     """The text that those ids give back."""
-    chats: dict[str, ChatAnswer] | None
+    chats: dict[str, ChatFingerprint] | None
     """None without a chat template."""
 
 
@@ -96,14 +96,16 @@ CHATS = {
 """What templates are asked: each may refuse some, not all."""
 
 
-def text_witness(tokenizer: Tokenizer, template: ChatTemplate | None) -> TextWitness:
+def tokenizer_fingerprint(tokenizer: Tokenizer, template: ChatTemplate | None) -> TokenizerFingerprint:
     """Ask ``tokenizer`` and ``template``. A template that can render none of the chats is refused."""
     ids, decoded = _cut(tokenizer, SAMPLE)
     chats = None if template is None else _chats(tokenizer, template)
-    return TextWitness(tokens=tokens_digest(tokenizer), sample=SAMPLE, ids=ids, decoded=decoded, chats=chats)
+    return TokenizerFingerprint(tokens=tokens_digest(tokenizer), sample=SAMPLE, ids=ids, decoded=decoded, chats=chats)
 
 
-def compared(kept: TextWitness, tokenizer: Tokenizer, template: ChatTemplate | None) -> Iterator[tuple[str, str, int]]:
+def compare_tokenizer(
+    kept: TokenizerFingerprint, tokenizer: Tokenizer, template: ChatTemplate | None
+) -> Iterator[tuple[str, str, int]]:
     """(probe, what, in how many places it differs) for everything in ``kept``, asked again."""
     yield "tokens", "digest of what ids stand for", int(tokens_digest(tokenizer) != kept.tokens)
     ids, decoded = _cut(tokenizer, kept.sample)
@@ -164,7 +166,7 @@ def _cut(tokenizer: Tokenizer, lines: tuple[str, ...]) -> tuple[tuple[tuple[int,
         ) from error
 
 
-def _chats(tokenizer: Tokenizer, template: ChatTemplate) -> dict[str, ChatAnswer]:
+def _chats(tokenizer: Tokenizer, template: ChatTemplate) -> dict[str, ChatFingerprint]:
     answers, errors = {}, []
     for name, chat in CHATS.items():
         ids = None
@@ -172,7 +174,7 @@ def _chats(tokenizer: Tokenizer, template: ChatTemplate) -> dict[str, ChatAnswer
             ids = tuple(chat.ids(tokenizer, template))
         except InputError as error:
             errors.append(error)
-        answers[name] = ChatAnswer(asked=chat, ids=ids)
+        answers[name] = ChatFingerprint(asked=chat, ids=ids)
     if len(errors) == len(CHATS):
         raise CheckpointError(f"no chat can be written with the chat template; {errors[0]}") from errors[0]
     return answers

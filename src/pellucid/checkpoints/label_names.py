@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pellucid.checkpoints.files import read
-from pellucid.data.files import plain
+from pellucid.data.records import printable
 from pellucid.errors import CheckpointError
 
 NAME = "classes.json"
@@ -39,8 +39,8 @@ def read_classes(folder: Path, wanted: int | None) -> tuple[str, ...]:
     try:
         found = json.loads(read(path, _LARGEST).decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{plain(path)} is no JSON; copy it again") from error
-    _refuse_odd(plain(path), found, wanted, "copy it again")
+        raise CheckpointError(f"{printable(path)} is no JSON; copy it again") from error
+    _refuse_odd(printable(path), found, wanted, "copy it again")
     return tuple(found)
 
 

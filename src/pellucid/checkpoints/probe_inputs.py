@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from pellucid.batch import Batch
-from pellucid.checkpoints.inputs import spread
 from pellucid.models import builders
 from pellucid.models.config import ModelConfig, Stack
 from pellucid.models.configs import ClampedGated, DynamicNTK, Grouped, LongRope, MoE, Position, Rope
@@ -29,22 +28,22 @@ CONTIGUOUS = 32
 _MOST_SEEN = 64
 
 
-class Side:
+class StackProbeInputs:
     """Documents of ids from all over the vocabulary, no longer than the stack has positions for."""
 
     def __init__(self, stack: Stack, vocab_size: int) -> None:
         self.stack, self.vocab_size, self._used = stack, vocab_size, 0
         schemes = list(dict.fromkeys(layer.position or stack.position for layer in stack.each_layer))
         self.longest = stack.max_length
-        self.turning = _turning_lengths(schemes, self.longest)
-        self.bounds = _few(sorted(_numbers(stack)))
-        self.buckets = _few(sorted(_bucket_bounds(stack, schemes)))
-        self.trained = sorted(_trained_lengths(schemes))
+        self.scaling_lengths = _scaling_lengths(schemes, self.longest)
+        self.bounds = _thin_out(sorted(_numbers(stack)))
+        self.buckets = _thin_out(sorted(_bucket_bounds(stack, schemes)))
+        self.trained_lengths = sorted(_trained_lengths(schemes))
 
     @property
-    def most(self) -> int:
+    def max_contiguous(self) -> int:
         """How long a document may become that is read token by token."""
-        return min([_MOST_SEEN, *self.turning, *([] if self.longest is None else [self.longest])])
+        return min([_MOST_SEEN, *self.scaling_lengths, *([] if self.longest is None else [self.longest])])
 
     @property
     def capacities(self) -> list[int]:
@@ -53,7 +52,7 @@ class Side:
         return [word.capacity for word in networks if isinstance(word, MoE) and word.capacity is not None]
 
     @property
-    def limited(self) -> bool:
+    def has_limits(self) -> bool:
         """Whether anything is cut off or bent at a number."""
         attentions = [self.stack.attention]
         if isinstance(self.stack, ModelConfig) and self.stack.cross_attention is not None:
@@ -70,59 +69,59 @@ class Side:
         length = length if self.longest is None else min(length, self.longest)
         numbers = np.arange(self._used, self._used + length)
         self._used += length
-        return [int(number) for number in spread(numbers) % np.uint64(self.vocab_size)]
+        return [int(number) for number in splitmix64(numbers) % np.uint64(self.vocab_size)]
 
     def rows(self, lengths: Sequence[int], side: str, typed: bool) -> Batch:
         """One document a row."""
         batch = Batch.from_rows([self.document(length) for length in lengths], side=side)  # type: ignore[arg-type]
-        return self._dressed(batch, typed)
+        return self._with_types_and_groups(batch, typed)
 
     def packed(self, lengths: Sequence[int]) -> Batch:
         """All in one row, with padding behind them."""
         documents = [self.document(length) for length in lengths]
-        return self._dressed(Batch.packed(documents, length=sum(map(len, documents)) + 1), typed=True)
+        return self._with_types_and_groups(Batch.packed(documents, length=sum(map(len, documents)) + 1), typed=True)
 
     def repeated(self, length: int, rows: int) -> Batch:
         """The same document in each row."""
-        return self._dressed(Batch.from_rows([self.document(length)] * rows), typed=True)
+        return self._with_types_and_groups(Batch.from_rows([self.document(length)] * rows), typed=True)
 
-    def alike(self, count: int) -> Batch:
+    def identical(self, count: int) -> Batch:
         """So many documents of one and the same token, in one row."""
-        return self._dressed(Batch.packed([self.document(1)] * count), typed=False)
+        return self._with_types_and_groups(Batch.packed([self.document(1)] * count), typed=False)
 
     def far(self) -> Batch:
         """One document with gaps: powers of two, and both sides of every bound."""
         last = max([FARTHEST, *(2 * bound for bound in self.bounds)]) if self.longest is None else self.longest - 1
         wanted = {0, 1, 2, 3, last, *(1 << power for power in range(2, 21))}
         wanted |= {place for bound in self.bounds for place in (bound - 1, bound, bound + 1, 2 * bound)}
-        wanted |= {place for bound in (*self.buckets, *self.trained) for place in (bound - 1, bound)}
-        return self._placed([sorted(place for place in wanted if 0 <= place <= last)])
+        wanted |= {place for bound in (*self.buckets, *self.trained_lengths) for place in (bound - 1, bound)}
+        return self._at_positions([sorted(place for place in wanted if 0 <= place <= last)])
 
-    def watched(self, places: Sequence[int]) -> list[int]:
+    def watched_slots(self, places: Sequence[int]) -> list[int]:
         """The slots of ``far`` that are looked at: those at bounds, and some between."""
         exact = [places.index(bound) for bound in (*self.bounds, *self.buckets) if bound in places][:_MOST_SEEN]
-        return sorted({*exact, *_spaced(len(places), min(max(_MOST_SEEN - len(exact), 2), len(places)))})
+        return sorted({*exact, *_evenly_spaced(len(places), min(max(_MOST_SEEN - len(exact), 2), len(places)))})
 
     def lengths(self) -> Batch:
         """Documents of each length from which positions are turned otherwise, and of one token more."""
-        ends = [end for length in self.turning for end in (length - 1, length)] or [3, 4]
+        ends = [end for length in self.scaling_lengths for end in (length - 1, length)] or [3, 4]
         kept = ends if self.longest is None else [min(end, self.longest - 1) for end in ends]
-        return self._placed([sorted({0, min(1, end), end // 2, end}) for end in kept])
+        return self._at_positions([sorted({0, min(1, end), end // 2, end}) for end in kept])
 
-    def settled(self) -> int | None:
+    def first_chunk(self) -> int | None:
         """How many tokens the first chunk of a cache must hold; None: all."""
-        found = [rule.causal_from if rule.positional else _prefix_settled(rule) for rule in self.stack.rules]
+        found = [rule.causal_from if rule.positional else _prefix_first_chunk(rule) for rule in self.stack.rules]
         return None if None in found else max(place or 0 for place in found) + 3
 
-    def _placed(self, documents: Sequence[Sequence[int]]) -> Batch:
+    def _at_positions(self, documents: Sequence[Sequence[int]]) -> Batch:
         """One row of documents whose tokens are at these positions."""
         numbers = [number for number, places in enumerate(documents, 1) for _ in places]
         places = [place for document in documents for place in document]
         tokens = [self.document(1)[0] for _ in places]
         batch = Batch(torch.tensor([tokens]), torch.tensor([places]), torch.tensor([numbers]))
-        return self._dressed(batch, typed=False)
+        return self._with_types_and_groups(batch, typed=False)
 
-    def _dressed(self, batch: Batch, typed: bool) -> Batch:
+    def _with_types_and_groups(self, batch: Batch, typed: bool) -> Batch:
         """``batch`` with what else the stack reads: types of tokens, and groups where a rule goes by them.
 
         Groups are the first two tokens of a document, and its fifth and sixth.
@@ -150,7 +149,7 @@ def _bucket_bounds(stack: Stack, schemes: Sequence[Position]) -> set[int]:
     return {bound for bias in biases if isinstance(bias, RelativeBias) for bound in bias.bounds}
 
 
-def _turning_lengths(schemes: Sequence[Position], longest: int | None) -> list[int]:
+def _scaling_lengths(schemes: Sequence[Position], longest: int | None) -> list[int]:
     """Up to which length documents are turned alike, by the scalings that look at it."""
     scalings = [scheme.scaling for scheme in schemes if isinstance(scheme, Rope)]
     found = {scaling.original_length for scaling in scalings if isinstance(scaling, DynamicNTK | LongRope)}
@@ -162,7 +161,7 @@ def _trained_lengths(schemes: Sequence[Position]) -> set[int]:
     return {length for scaling in scalings if (length := getattr(scaling, "original_length", None)) is not None}
 
 
-def _prefix_settled(rule: Rule) -> int | None:
+def _prefix_first_chunk(rule: Rule) -> int | None:
     """2 if a cache may go on behind a first chunk that holds the first two tokens, a group; None: it may not."""
     batch = Batch.from_rows([[0] * 8])
     groups = (batch.positions < 2).long()
@@ -170,12 +169,21 @@ def _prefix_settled(rule: Rule) -> int | None:
     return None if bool(rule.mask(whole, whole)[0, 0, :5, 5:].any()) else 2
 
 
-def _few(numbers: Sequence[int]) -> list[int]:
+def _thin_out(numbers: Sequence[int]) -> list[int]:
     if len(numbers) <= MOST_BOUNDS:
         return list(numbers)
-    return [numbers[index] for index in _spaced(len(numbers), MOST_BOUNDS)]
+    return [numbers[index] for index in _evenly_spaced(len(numbers), MOST_BOUNDS)]
 
 
-def _spaced(length: int, count: int) -> list[int]:
+def _evenly_spaced(length: int, count: int) -> list[int]:
     """``count`` indices of ``length``, evenly from the first to the last."""
     return [index * (length - 1) // max(count - 1, 1) for index in range(count)]
+
+
+def splitmix64(numbers: np.ndarray) -> np.ndarray:
+    """Each number as 64 well-mixed bits (splitmix64), the same on every machine."""
+    with np.errstate(over="ignore"):
+        x = numbers.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return np.asarray(x ^ (x >> np.uint64(31)))

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from pellucid.batch import Batch
-from pellucid.data.objectives.onward import causal
-from pellucid.data.objectives.signature import needed, refuse_share
+from pellucid.data.objectives.base import refuse_share, require_generator
+from pellucid.data.objectives.causal_lm import causal
 from pellucid.errors import ConfigError, DataError, InputError
 
 
@@ -45,15 +45,15 @@ class SpanCorruption:
         if len({*self.sentinel_ids, self.eos_id}) != len(self.sentinel_ids) + 1:
             raise ConfigError(f"eos_id {self.eos_id} and sentinel_ids name an id twice; give each its own")
 
-    def __call__(self, batch: Batch, dice: torch.Generator | None = None) -> Batch:
+    def __call__(self, batch: Batch, generator: torch.Generator | None = None) -> Batch:
         if batch.labels is not None:
             return batch
         for name in ("source", "types", "groups", "targets"):
             if getattr(batch, name) is not None:
                 raise InputError(f"SpanCorruption makes both halves itself, but the batch has {name}; leave it out")
-        dice = needed(dice, "SpanCorruption")
+        generator = require_generator(generator, "SpanCorruption")
         slots, document = batch.document_slots
-        drawn = torch.rand(len(slots), generator=dice, dtype=torch.float64).numpy()
+        drawn = torch.rand(len(slots), generator=generator, dtype=torch.float64).numpy()
         ends = np.cumsum(np.bincount(document))[:-1]
         parts = zip(np.split(batch.tokens.numpy().reshape(-1)[slots], ends), np.split(drawn, ends), strict=True)
         halves = (self._halves(document.tolist(), numbers.tolist()) for document, numbers in parts)

@@ -27,7 +27,9 @@ _LATER = 0xF0000  # private characters, which the normaliser takes out of texts
 _AT_A_TIME = 4096
 
 
-def learn(kind: Kind, texts: Iterable[str], vocab_size: int, specials: Sequence[str], unknown: str) -> Backend:
+def train_tokenizer(
+    kind: Kind, texts: Iterable[str], vocab_size: int, specials: Sequence[str], unknown: str
+) -> Backend:
     """A trained backend; ``specials`` get the first ids. WordPiece writes ``unknown`` for what it cannot."""
     if kind not in get_args(Kind):
         raise DataError(f"kind is {kind!r}; choose {', '.join(get_args(Kind))}")
@@ -131,7 +133,7 @@ def _repeated(words: dict[str, int]) -> Iterator[str]:
             yield " ".join([word] * min(_AT_A_TIME, times - begin))
 
 
-def settled(backend: Backend) -> Backend:
+def canonicalize(backend: Backend) -> Backend:
     """``backend`` with scores that are read back as they were written.
 
     The reader in ``tokenizers`` may miss the last bit of a long number, so that a Unigram vocabulary changes, and

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pellucid.data.chat import ChatTemplate
-from pellucid.data.files import plain
+from pellucid.data.records import printable
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import CheckpointError
 from pellucid.models.devices import why_unusable
@@ -24,13 +24,15 @@ def folder_path(path: object) -> Path:
     """``path`` as a Path that the system can be asked about."""
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else path
     if not isinstance(text, str):
-        raise CheckpointError(f"a checkpoint folder is named by text or a Path, not by {shown(path)}; give its name")
+        raise CheckpointError(
+            f"a checkpoint folder is named by text or a Path, not by {repr_short(path)}; give its name"
+        )
     if not text:
         raise CheckpointError("the name of the checkpoint folder is empty; '.' is the folder you are in")
     odd = next((c for c in text if c == "\0" or "\ud800" <= c <= "\udfff"), None)
     if odd is not None:
-        kind = "a NUL character" if odd == "\0" else f"the lone surrogate {plain(odd)}"
-        raise CheckpointError(f"{plain(text)[:200]!r} cannot name a folder: it holds {kind}; take it out")
+        kind = "a NUL character" if odd == "\0" else f"the lone surrogate {printable(odd)}"
+        raise CheckpointError(f"{printable(text)[:200]!r} cannot name a folder: it holds {kind}; take it out")
     return Path(text)
 
 
@@ -40,19 +42,21 @@ def float_type(dtype: object) -> torch.dtype | None:
         return None
     found = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
     if not isinstance(found, torch.dtype) or found not in DTYPES.values():
-        raise CheckpointError(f"dtype is {shown(dtype)}, but weights can be {', '.join(DTYPES)}; choose one of these")
+        raise CheckpointError(
+            f"dtype is {repr_short(dtype)}, but weights can be {', '.join(DTYPES)}; choose one of these"
+        )
     return found
 
 
-def usable_device(device: object) -> torch.device:
+def device_of(device: object) -> torch.device:
     """``device``, where a tensor can be put."""
     wanted = "a device like 'cpu' or 'cuda:0' is wanted"
     if not isinstance(device, str | torch.device):
-        raise CheckpointError(f"device is {shown(device)}, but {wanted}; leave it out for the CPU")
+        raise CheckpointError(f"device is {repr_short(device)}, but {wanted}; leave it out for the CPU")
     try:
         found = torch.device(device)
     except RuntimeError as error:
-        raise CheckpointError(f"device is {shown(device)}, but {wanted}; leave it out for the CPU") from error
+        raise CheckpointError(f"device is {repr_short(device)}, but {wanted}; leave it out for the CPU") from error
     if found.type == "meta":
         raise CheckpointError("device is 'meta', which holds no weights; build(config, device='meta') needs no folder")
     if reason := why_unusable(found):
@@ -64,7 +68,7 @@ def shard_size(most: object) -> int | None:
     """The most bytes of one file of weights; None is any number."""
     if most is not None and (type(most) is not int or most < 1):
         raise CheckpointError(
-            f"max_shard_bytes is {shown(most)}, but must be a whole number of at least 1; "
+            f"max_shard_bytes is {repr_short(most)}, but must be a whole number of at least 1; "
             "leave it out for a single file"
         )
     return most
@@ -74,7 +78,7 @@ def tokenizer_of(tokenizer: object) -> Tokenizer | None:
     """``tokenizer``, if it is one of ours."""
     if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
         raise CheckpointError(
-            f"tokenizer is {shown(tokenizer)}, but a pellucid.Tokenizer is wanted; "
+            f"tokenizer is {repr_short(tokenizer)}, but a pellucid.Tokenizer is wanted; "
             "Tokenizer.load reads a tokenizer.json"
         )
     return tokenizer
@@ -86,13 +90,13 @@ def template_of(template: object) -> ChatTemplate | None:
         return template
     if not isinstance(template, str):
         raise CheckpointError(
-            f"chat_template is {shown(template)}, but a ChatTemplate or its text is wanted; "
+            f"chat_template is {repr_short(template)}, but a ChatTemplate or its text is wanted; "
             "ChatTemplate.load reads a file"
         )
     return ChatTemplate(template)
 
 
-def refuse_odd_tensors(tensors: Mapping[str, Tensor], wide: Set[str]) -> None:
+def check_tensors(tensors: Mapping[str, Tensor], wide: Set[str]) -> None:
     """The tensors of one model hold numbers, of one type, on one device; those that are ``wide`` at least float32."""
     for name, tensor in tensors.items():
         if tensor.is_meta:
@@ -122,10 +126,10 @@ def widened(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def shown(value: object) -> str:
+def repr_short(value: object) -> str:
     """A value as an error shows it: on one line, cut when long."""
     text = _word(value) if isinstance(value, torch.dtype) else " ".join(repr(value).split())
-    return plain(text if len(text) <= 60 else text[:59] + "…")
+    return printable(text if len(text) <= 60 else text[:59] + "…")
 
 
 def _word(value: object) -> str:

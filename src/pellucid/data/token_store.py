@@ -9,7 +9,7 @@ from itertools import chain
 
 import numpy as np
 
-from pellucid.data.text import Corpus, Document
+from pellucid.data.corpus import Corpus, Document
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import DataError
 

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from pellucid.batch import IGNORED, Batch
-from pellucid.data.objectives.signature import needed, refuse_share
+from pellucid.data.objectives.base import refuse_share, require_generator
 from pellucid.errors import ConfigError, DataError
 
 Ids = NDArray[np.int64]
@@ -34,7 +34,7 @@ class MaskedLM:
     share: float = 0.15
     keep: float = 0.1
     random: float = 0.1
-    begins_word: tuple[bool, ...] | None = None
+    word_starts: tuple[bool, ...] | None = None
     overlap = 0
 
     def __post_init__(self) -> None:
@@ -44,9 +44,9 @@ class MaskedLM:
         outside = [id_ for id_ in (self.mask_id, *self.special_ids) if not 0 <= id_ < self.vocab_size]
         if outside:
             raise ConfigError(f"special id {outside[0]} is not one of the {self.vocab_size} ids; name ids below that")
-        if self.begins_word is not None and len(self.begins_word) != self.vocab_size:
+        if self.word_starts is not None and len(self.word_starts) != self.vocab_size:
             raise ConfigError(
-                f"begins_word has {len(self.begins_word)} entries, but vocab_size is {self.vocab_size}; give one an id"
+                f"begins_word has {len(self.word_starts)} entries, but vocab_size is {self.vocab_size}; give one an id"
             )
         if not len(self._ordinary):
             raise ConfigError(
@@ -67,12 +67,12 @@ class MaskedLM:
     @cached_property
     def _begins(self) -> NDArray[np.bool_]:
         """``[V]``: ids at which a word begins; all of them where words are not asked for."""
-        return np.array([True] * self.vocab_size if self.begins_word is None else self.begins_word)
+        return np.array([True] * self.vocab_size if self.word_starts is None else self.word_starts)
 
-    def __call__(self, batch: Batch, dice: torch.Generator | None = None) -> Batch:
+    def __call__(self, batch: Batch, generator: torch.Generator | None = None) -> Batch:
         if batch.labels is not None:
             return batch
-        dice = needed(dice, "MaskedLM")
+        generator = require_generator(generator, "MaskedLM")
         tokens = batch.tokens.clone().numpy()
         if tokens.size and not 0 <= tokens.min() <= tokens.max() < self.vocab_size:
             odd = tokens.min() if tokens.min() < 0 else tokens.max()
@@ -80,12 +80,12 @@ class MaskedLM:
         labels = np.full_like(tokens, IGNORED)
         slots, document = batch.document_slots
         old = tokens.reshape(-1)[slots]
-        chosen = self._choose(old, document, dice)
+        chosen = self._choose(old, document, generator)
         labels.reshape(-1)[slots[chosen]] = old[chosen]
-        tokens.reshape(-1)[slots[chosen]] = self._noise(old[chosen], dice)
+        tokens.reshape(-1)[slots[chosen]] = self._noise(old[chosen], generator)
         return replace(batch, tokens=torch.from_numpy(tokens), labels=torch.from_numpy(labels))
 
-    def _choose(self, tokens: Ids, document: Ids, dice: torch.Generator) -> NDArray[np.bool_]:
+    def _choose(self, tokens: Ids, document: Ids, generator: torch.Generator) -> NDArray[np.bool_]:
         """Which of all documents' tokens are to be predicted, in whole words."""
         special = self._is_special[tokens]
         begins = self._begins[tokens] | (np.diff(document, prepend=-1) != 0)
@@ -94,7 +94,7 @@ class MaskedLM:
         _, word, sizes = np.unique(np.cumsum(begins)[free], return_inverse=True, return_counts=True)
         owner = document[free[np.cumsum(sizes) - sizes]]
         taken = np.zeros(len(sizes), dtype=bool)
-        order = np.lexsort((torch.rand(len(sizes), generator=dice, dtype=torch.float64).numpy(), owner))
+        order = np.lexsort((torch.rand(len(sizes), generator=generator, dtype=torch.float64).numpy(), owner))
         ends = np.flatnonzero(np.diff(owner, append=-1)) + 1
         for first, stop in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=False):
             words = order[first:stop]
@@ -103,10 +103,10 @@ class MaskedLM:
         chosen[free] = taken[word]
         return chosen
 
-    def _noise(self, chosen: Ids, dice: torch.Generator) -> Ids:
+    def _noise(self, chosen: Ids, generator: torch.Generator) -> Ids:
         """What stands in place of the chosen tokens."""
-        fate = torch.rand(len(chosen), generator=dice, dtype=torch.float64).numpy()
-        drawn = torch.randint(len(self._ordinary), (len(chosen),), generator=dice).numpy()
+        fate = torch.rand(len(chosen), generator=generator, dtype=torch.float64).numpy()
+        drawn = torch.randint(len(self._ordinary), (len(chosen),), generator=generator).numpy()
         noisy = np.where(fate < self.keep, chosen, self.mask_id)
         return np.where(fate >= 1 - self.random, self._ordinary[drawn], noisy)
 

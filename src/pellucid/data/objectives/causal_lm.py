@@ -8,13 +8,13 @@ import numpy as np
 import torch
 
 from pellucid.batch import IGNORED, Batch
-from pellucid.data.objectives.signature import needed, refuse_share
+from pellucid.data.objectives.base import refuse_share, require_generator
 from pellucid.data.tokenizer import with_begin
 from pellucid.errors import ConfigError, InputError
 from pellucid.shapes import Int, Tensor
 
 
-def causal(batch: Batch, dice: torch.Generator | None = None) -> Batch:
+def causal(batch: Batch, generator: torch.Generator | None = None) -> Batch:
     """``batch`` with the next token as each position's label; ``dice`` is not needed.
 
     ``labels[b, t]`` is the token in slot t+1 where that is the next position of the same document, and
@@ -24,11 +24,11 @@ def causal(batch: Batch, dice: torch.Generator | None = None) -> Batch:
     >>> causal(Batch.packed([[5, 8, 2], [7, 9]], length=6)).labels.tolist()
     [[8, 2, -100, 9, -100, -100]]
     """
-    return batch if batch.labels is not None else batch.with_labels(_ahead(batch, 1))
+    return batch if batch.labels is not None else batch.with_labels(_shifted_labels(batch, 1))
 
 
 @dataclass(frozen=True)
-class Ahead:
+class MultiStepTarget:
     """Each position predicts the token ``steps`` later in its document; :func:`causal` is one step.
 
     >>> Ahead(2)(Batch.packed([[5, 8, 2], [7, 9]])).labels.tolist()
@@ -46,8 +46,8 @@ class Ahead:
         """What pieces of a document share, so that each pair is learnt once."""
         return self.steps
 
-    def __call__(self, batch: Batch, dice: torch.Generator | None = None) -> Batch:
-        return batch if batch.labels is not None else batch.with_labels(_ahead(batch, self.steps))
+    def __call__(self, batch: Batch, generator: torch.Generator | None = None) -> Batch:
+        return batch if batch.labels is not None else batch.with_labels(_shifted_labels(batch, self.steps))
 
 
 @dataclass(frozen=True)
@@ -67,20 +67,20 @@ class PrefixLM:
         if self.share is not None:
             refuse_share("share", self.share)
 
-    def __call__(self, batch: Batch, dice: torch.Generator | None = None) -> Batch:
+    def __call__(self, batch: Batch, generator: torch.Generator | None = None) -> Batch:
         if batch.labels is not None:
             return batch
-        groups = self._split(batch, dice) if batch.groups is None else batch.groups
-        labels, inside = _ahead(batch, 1), torch.zeros_like(groups, dtype=torch.bool)
+        groups = self._split(batch, generator) if batch.groups is None else batch.groups
+        labels, inside = _shifted_labels(batch, 1), torch.zeros_like(groups, dtype=torch.bool)
         inside[:, :-1] = groups[:, 1:] != 0
         return replace(batch, groups=groups, labels=labels.masked_fill(inside, IGNORED))
 
-    def _split(self, batch: Batch, dice: torch.Generator | None) -> Int[Tensor, "B T"]:
+    def _split(self, batch: Batch, generator: torch.Generator | None) -> Int[Tensor, "B T"]:
         slots, document = batch.document_slots
         lengths = np.bincount(document)
         if self.share is None:
-            dice = needed(dice, "PrefixLM without a share")
-            drawn = torch.rand(len(lengths), generator=dice, dtype=torch.float64).numpy()
+            generator = require_generator(generator, "PrefixLM without a share")
+            drawn = torch.rand(len(lengths), generator=generator, dtype=torch.float64).numpy()
             sizes = 1 + (drawn * (lengths - 1)).astype(np.int64)
         else:
             sizes = np.maximum(1, np.minimum(np.round(self.share * lengths), lengths - 1))
@@ -103,7 +103,7 @@ class SequenceToSequence:
     start_id: int
     overlap = 0
 
-    def __call__(self, batch: Batch, dice: torch.Generator | None = None) -> Batch:
+    def __call__(self, batch: Batch, generator: torch.Generator | None = None) -> Batch:
         if batch.labels is not None:
             return batch
         if batch.source is None:
@@ -132,7 +132,7 @@ class SequenceToSequence:
         return replace(Batch.from_numbered(rows, length=max(longest, batch.shape[1])), source=batch.source)
 
 
-def _ahead(batch: Batch, steps: int) -> Int[Tensor, "B T"]:
+def _shifted_labels(batch: Batch, steps: int) -> Int[Tensor, "B T"]:
     """The token ``steps`` positions later in the same document, or :data:`IGNORED`."""
     labels = torch.full_like(batch.tokens, IGNORED)
     here, there = slice(None, -steps), slice(steps, None)

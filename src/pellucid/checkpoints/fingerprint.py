@@ -1,8 +1,8 @@
 """The witness: what a folder's forward gives on its probes, kept beside the weights and asked again.
 
 A digest says that bytes are the same; the witness says that they still *mean* the same. Each probe's logits are
-folded into :data:`FOLDS` numbers an output by fixed signs, computed in float64, kept as float32, and must come back
-within :data:`TOLERANCE` of the largest of them: on any machine, and whatever dtype the weights are stored in. A
+reduced to :data:`PROJECTIONS` numbers an output by fixed signs, computed in float64, kept as float32, and must come
+back within :data:`TOLERANCE` of the largest of them: on any machine, and whatever dtype the weights are stored in. A
 change that moves no output by that much cannot be seen, and does not matter in float32 either.
 """
 
@@ -18,12 +18,18 @@ import torch
 from pydantic import Field, model_validator
 from torch import nn
 
-from pellucid.checkpoints.answers import FOLDS, answer, folded, hidden_states, stream_types
-from pellucid.checkpoints.exact import Read, exact_model
-from pellucid.checkpoints.inputs import Probe, Slot
-from pellucid.checkpoints.probes import probes_of
-from pellucid.checkpoints.report import MismatchError
-from pellucid.checkpoints.spoken import TextWitness, compared
+from pellucid.checkpoints.load_report import MismatchError
+from pellucid.checkpoints.probe_set import Slot, WitnessProbe, probes_of
+from pellucid.checkpoints.reference_forward import (
+    PROJECTIONS,
+    Read,
+    hidden_states,
+    probe_outputs,
+    random_projection,
+    reference_model,
+    stream_dtypes,
+)
+from pellucid.checkpoints.tokenizer_fingerprint import TokenizerFingerprint, compare_tokenizer
 from pellucid.configfile import Config
 from pellucid.data.chat import ChatTemplate
 from pellucid.data.tokenizer import Tokenizer
@@ -39,21 +45,21 @@ TOLERANCE = 1e-6
 LIVE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2, torch.bfloat16: 0.25, torch.float16: 0.25}
 """How far a model in memory, in its own dtype and on its own device, may be from the exact forward to be saved."""
 
-Fold = Annotated[tuple[float, ...], Field(min_length=FOLDS, max_length=FOLDS)]
+Projection = Annotated[tuple[float, ...], Field(min_length=PROJECTIONS, max_length=PROJECTIONS)]
 
 
-class Answer(Config):
+class ProbeRecord(Config):
     """What a probe must give."""
 
-    asked: Probe
-    logits: tuple[Fold, ...]
+    asked: WitnessProbe
+    logits: tuple[Projection, ...]
     """The folded logits of each slot in ``asked.at``, row after row, or of each document."""
     loss: float | None = None
     """The head's own mean loss over labels that follow from the input; none with a cache."""
     counted: Slot | None = None
 
     @model_validator(mode="after")
-    def _one_a_slot(self) -> Answer:
+    def _one_a_slot(self) -> ProbeRecord:
         if len(self.logits) != self.asked.outputs:
             raise ValueError(f"logits has {len(self.logits)} entries for {self.asked.outputs} outputs")
         return self
@@ -65,8 +71,8 @@ class Witness(Config):
     tolerance: Annotated[float, Field(gt=0, le=TOLERANCE)] = TOLERANCE
     stream: Annotated[tuple[str, ...], Field(max_length=1 << 13)]
     """The type of the stream behind each layer with weights of its own, an encoder's first, in a bfloat16 model."""
-    probes: dict[str, Answer]
-    text: TextWitness | None = None
+    probes: dict[str, ProbeRecord]
+    text: TokenizerFingerprint | None = None
     """None without a tokenizer."""
 
 
@@ -97,8 +103,8 @@ class WitnessError(MismatchError):
 
 def witness_of(config: ModelConfig, read: Read, tied: Mapping[str, str]) -> Witness:
     """Ask the probes of ``config`` of these weights. Weights that give NaN or infinity have no witness."""
-    model, probes = exact_model(config, read, tied), probes_of(config)
-    answers = {name: answer(model, probe) for name, probe in probes.items()}
+    model, probes = reference_model(config, read, tied), probes_of(config)
+    answers = {name: probe_outputs(model, probe) for name, probe in probes.items()}
     for name, (folds, loss, _) in answers.items():
         if not np.isfinite([*np.ravel(folds), loss or 0.0]).all():
             raise CheckpointError(
@@ -106,14 +112,16 @@ def witness_of(config: ModelConfig, read: Read, tied: Mapping[str, str]) -> Witn
                 "save weights from before they were damaged"
             )
     kept = {
-        name: Answer(asked=probe, logits=_short(folds), loss=None if loss is None else _float32(loss), counted=count)
+        name: ProbeRecord(
+            asked=probe, logits=_short(folds), loss=None if loss is None else _float32(loss), counted=count
+        )
         for (name, probe), (folds, loss, count) in zip(probes.items(), answers.values(), strict=True)
     }
     return Witness(probes=kept, stream=_stream(config, read, tied, probes["plain"]))
 
 
-def _stream(config: ModelConfig, read: Read, tied: Mapping[str, str], probe: Probe) -> tuple[str, ...]:
-    return stream_types(exact_model(config, read, tied, torch.bfloat16), probe)
+def _stream(config: ModelConfig, read: Read, tied: Mapping[str, str], probe: WitnessProbe) -> tuple[str, ...]:
+    return stream_dtypes(reference_model(config, read, tied, torch.bfloat16), probe)
 
 
 def check_witness(
@@ -129,7 +137,7 @@ def check_witness(
         )
     found: list[Difference] = []
     try:
-        model = exact_model(config, read, tied)
+        model = reference_model(config, read, tied)
         for name, kept_answer in witness.probes.items():
             for difference in _compared(model, name, kept_answer, witness.tolerance):
                 found.append(difference)
@@ -152,14 +160,14 @@ def check_witness(
 
 
 def check_text(
-    where: object, kept: TextWitness | None, tokenizer: Tokenizer | None, template: ChatTemplate | None
+    where: object, kept: TokenizerFingerprint | None, tokenizer: Tokenizer | None, template: ChatTemplate | None
 ) -> tuple[Difference, ...]:
     """Ask tokenizer and chat template again, up to the first difference, which a :class:`WitnessError` names."""
     if (kept is None) != (tokenizer is None) or (kept is not None and (kept.chats is None) != (template is None)):
         raise MismatchError(f"{where} has a witness of other text files than it holds; its contract was changed")
     found: list[Difference] = []
     if kept is not None and tokenizer is not None:
-        for difference in (Difference(*parts, 0) for parts in compared(kept, tokenizer, template)):
+        for difference in (Difference(*parts, 0) for parts in compare_tokenizer(kept, tokenizer, template)):
             found.append(difference)
             if not difference.passed:
                 raise WitnessError(where, tuple(found), "text files")
@@ -178,10 +186,10 @@ def check_live(model: nn.Module, config: ModelConfig, witness: Witness) -> None:
     routes = any(isinstance(part, Router) for part in model.modules())
     # rounding sends single tokens to other experts in a narrow type; most of them stay
     worst = np.median if routes and model.dtype.itemsize < 4 else np.max
-    with _resting(model), torch.autocast(model.device.type, enabled=False):
+    with _eval_mode(model), torch.autocast(model.device.type, enabled=False):
         for name in ("plain", "padded", "packed", "far"):
             asked = witness.probes[name].asked
-            found = folded(model, asked, hidden_states(model, asked)).numpy()
+            found = random_projection(model, asked, hidden_states(model, asked)).numpy()
             want = np.array(witness.probes[name].logits)
             size = float(worst(np.abs(found - want)))
             if not size <= allowed * (1 + np.abs(want).max()):
@@ -191,8 +199,8 @@ def check_live(model: nn.Module, config: ModelConfig, witness: Witness) -> None:
                 )
 
 
-def _compared(model: Model, name: str, kept: Answer, tolerance: float) -> Iterator[Difference]:
-    folds, loss, counted = answer(model, kept.asked)
+def _compared(model: Model, name: str, kept: ProbeRecord, tolerance: float) -> Iterator[Difference]:
+    folds, loss, counted = probe_outputs(model, kept.asked)
     want = np.array(kept.logits)
     yield Difference(name, "logits", float(np.abs(folds - want).max()), float(np.abs(want).max()) * tolerance)
     if (loss is None) != (kept.loss is None) or counted != kept.counted:
@@ -202,7 +210,7 @@ def _compared(model: Model, name: str, kept: Answer, tolerance: float) -> Iterat
 
 
 @contextmanager
-def _resting(model: nn.Module) -> Iterator[None]:
+def _eval_mode(model: nn.Module) -> Iterator[None]:
     """``model`` in eval mode; every part gets its own mode back."""
     modes = {module: module.training for module in model.modules()}
     model.eval()

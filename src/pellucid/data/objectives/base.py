@@ -13,7 +13,7 @@ from pellucid.errors import ConfigError, InputError
 class Objective(Protocol):
     """Says what a batch has to predict; ``dice`` is all that it draws from."""
 
-    def __call__(self, batch: Batch, dice: torch.Generator | None = None, /) -> Batch: ...
+    def __call__(self, batch: Batch, generator: torch.Generator | None = None, /) -> Batch: ...
 
 
 def overlap_of(objective: Objective) -> int:
@@ -24,18 +24,18 @@ def overlap_of(objective: Objective) -> int:
     return int(getattr(objective, "overlap", 1))
 
 
-def description(objective: Objective) -> str:
+def describe(objective: Objective) -> str:
     """Stable text that tells objectives apart; the state of a loader names its stream by it."""
     if hasattr(objective, "__dataclass_fields__"):
         return repr(objective)
     return str(getattr(objective, "__qualname__", type(objective).__qualname__))
 
 
-def needed(dice: torch.Generator | None, what: str) -> torch.Generator:
+def require_generator(generator: torch.Generator | None, what: str) -> torch.Generator:
     """``dice``, which drawing needs."""
-    if dice is None:
+    if generator is None:
         raise InputError(f"{what} draws at random, but no dice were given; call it with a torch.Generator")
-    return dice
+    return generator
 
 
 def refuse_share(name: str, share: float) -> None:
