@@ -9,7 +9,7 @@
 ``from_torch``       torch's own layers as parts of ours, with their weights
 """
 
-from pellucid.nn.attend import attend, probabilities
+from pellucid.nn.attend import AttentionOptions, attend, probabilities
 from pellucid.nn.attention import CrossAttention, EncoderOutput, GroupedAttention
 from pellucid.nn.block import PostNormBlock, PreNormBlock
 from pellucid.nn.cache import ContiguousCache
@@ -22,6 +22,7 @@ from pellucid.nn.positions import LearnedPositions, NoPositions, Rotary, Sinusoi
 from pellucid.nn.torch_layers import from_torch
 
 __all__ = [
+    "AttentionOptions",
     "ContiguousCache",
     "CrossAttention",
     "DenseFFN",

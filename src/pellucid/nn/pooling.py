@@ -32,7 +32,7 @@ class Documents(NamedTuple):
 
 def documents_of(places: Coordinates) -> Documents:
     """Which slots belong to which document, made once for these coordinates."""
-    return places.once("documents", lambda: _documents(places))
+    return places.cached("documents", lambda: _documents(places))
 
 
 def pooled(x_BTD: Float[Tensor, "B T D"], places: Coordinates, how: Pooling) -> Float[Tensor, "C D"]:

@@ -88,7 +88,7 @@ class MoE(nn.Module):
             return None
         if places is None:
             return by_slot(x_BTD.new_ones(x_BTD.shape[:2], dtype=torch.bool))
-        return places.once("tokens by slot", lambda: by_slot(places.real))
+        return places.cached("tokens by slot", lambda: by_slot(places.real))
 
     def extra_repr(self) -> str:
         return "dropless" if self.capacity is None else f"capacity={self.capacity}"

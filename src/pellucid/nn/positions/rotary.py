@@ -71,7 +71,7 @@ class Rotary(nn.Module):
             )
         refuse_misplaced(x_BTNH, coordinates)
         key = ("rotary", self.base, self.rotated, self.scaling, x_BTNH.dtype)
-        cos, sin = coordinates.once(key, lambda: self._table(coordinates, x_BTNH.dtype))
+        cos, sin = coordinates.cached(key, lambda: self._table(coordinates, x_BTNH.dtype))
         if self.rotated == self.head_size:
             return self._turned(x_BTNH, cos, sin)
         turning, rest = x_BTNH.split([self.rotated, self.head_size - self.rotated], -1)
