@@ -5,6 +5,8 @@ import torch
 
 from helpers.tiny import KINDS, tiny_model
 from pellucid.audits import audit
+from pellucid.batch import Batch
+from pellucid.errors import ShapeError
 from pellucid.models import probe as probe_module
 from pellucid.models.probe import DecoderProbe
 from pellucid.nn import cache as cache_module
