@@ -81,7 +81,7 @@ def test_a_copy_is_refused_where_there_is_none():
         def __deepcopy__(self, memo):
             raise RuntimeError("no copies\nof this")
 
-    with pytest.raises(UnsupportedError, match=r"it cannot be deep_copy: no copies of this$"):
+    with pytest.raises(UnsupportedError, match=r"it cannot be copied: no copies of this$"):
         deep_copy(TargetRun(Uncopied().probe()))
     assert found(Uncopied(), "dropout")["set to 0"].status == "not_applicable"
 
