@@ -83,18 +83,18 @@ def labelled(model: Model, batch: Batch) -> Batch | None:
     assert isinstance(model.config, ModelConfig)
     real, documents = batch.segments != 0, torch.arange(batch.documents)
     match model.config.head:
-        case configs.LanguageModel():
+        case configs.LanguageModelHeadConfig():
             return causal(batch)
-        case configs.MaskedLM():
+        case configs.MaskedLMHeadConfig():
             return batch.with_labels(torch.where(real, batch.tokens, IGNORED))
-        case configs.TokenClassification(num_labels=labels):
+        case configs.TokenClassificationHeadConfig(num_labels=labels):
             return batch.with_labels(torch.where(real, batch.tokens % labels, IGNORED))
-        case configs.SequenceClassification(num_labels=labels):
+        case configs.SequenceClassificationHeadConfig(num_labels=labels):
             return replace(batch, targets=documents % labels)
-        case configs.Regression(num_outputs=outputs):
+        case configs.RegressionHeadConfig(num_outputs=outputs):
             numbers = torch.arange(batch.documents * outputs).view(-1, outputs)
             return replace(batch, targets=(numbers % 7 - 3) / 2)
-        case configs.Span():
+        case configs.SpanHeadConfig():
             sizes = [size for row in batch.document_lengths for size in row.values()]
             return replace(batch, targets=torch.tensor([[0, size - 1] for size in sizes]))
     return batch if batch.documents % 2 == 0 else None

@@ -18,16 +18,16 @@ from torch.overrides import TorchFunctionMode
 
 from pellucid.checkpoints.inputs import spread
 from pellucid.models.build import build
-from pellucid.models.config import ModelConfig, Stack
+from pellucid.models.config import ModelConfig, TransformerConfig
 from pellucid.models.model import Model
-from pellucid.nn.mla import LatentAttention
+from pellucid.nn.mla import MLA
 
 Read = Callable[[str], Tensor]
 
 SMALL = 2**30
 """Bytes of float64 weights that are kept while a model is asked; of a larger model one part at a time is."""
 
-_WHOLE = (LatentAttention,)
+_WHOLE = (MLA,)
 """Parts that multiply by the weights of their own parts, which are therefore there together."""
 
 
@@ -146,7 +146,7 @@ def amplified(model: Model, gains: Sequence[float]) -> Iterator[None]:
 
 
 def _first_branches(stack: Model) -> list[nn.Module]:
-    config: Stack = stack.config
+    config: TransformerConfig = stack.config
     seen: set[object] = set()
     found: dict[nn.Module, None] = {}
     for layer, block in zip(config.each_layer, stack.layers, strict=True):

@@ -24,7 +24,7 @@ from pellucid.checkpoints import sides
 from pellucid.checkpoints.inputs import Probe
 from pellucid.checkpoints.sides import Side
 from pellucid.models.config import ModelConfig
-from pellucid.models.configs import Regression, SentenceEmbedding, SequenceClassification
+from pellucid.models.configs import RegressionHeadConfig, SentenceEmbeddingHeadConfig, SequenceClassificationHeadConfig
 
 GAINS = (4.0, 64.0, 1024.0)
 """What branches are given in the rows of ``strong``: limits are met by numbers of any size in between."""
@@ -34,7 +34,7 @@ MOST_CROWDED = 1024
 
 _MOST_CAPACITIES = 4
 _LONGEST_CHUNK = 256
-_ABOUT_DOCUMENTS = (SequenceClassification, Regression, SentenceEmbedding)
+_ABOUT_DOCUMENTS = (SequenceClassificationHeadConfig, RegressionHeadConfig, SentenceEmbeddingHeadConfig)
 
 
 def probes_of(config: ModelConfig) -> dict[str, Probe]:

@@ -51,7 +51,7 @@ def attend(
     """
     if q_coords.apart and torch.compiler.is_compiling():  # run as it is, compiled around it
         return torch.compiler.disable(attend)(
-            q_BTNH, k_BSKH, v_BSKU, rule=rule, queries=q_coords, keys=k_coords, scale=scale, softcap=softcap, bias=bias,
+            q_BTNH, k_BSKH, v_BSKU, rule=rule, q_coords=q_coords, k_coords=k_coords, scale=scale, softcap=softcap, bias=bias,
             sink_logits=sink_logits, dropout=dropout, backend=backend,
         )  # fmt: skip
     call = AttentionInputs(q_BTNH, k_BSKH, v_BSKU, rule, q_coords, k_coords, scale, softcap, bias, sink_logits, dropout)
