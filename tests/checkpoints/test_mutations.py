@@ -18,12 +18,12 @@ from helpers.kinds import EVERY_KIND, model_of, stirred
 from helpers.tiny import tiny_config
 from helpers.words import EVERY_WORD, Change, alike, changed, changes, parts_in
 from pellucid.checkpoints import MismatchError, WitnessError, load, save, verify
-from pellucid.checkpoints.contract import Contract, TextContract, blank_model, outline, stored_tensors
-from pellucid.checkpoints.sides import FARTHEST
-from pellucid.checkpoints.spoken import TextWitness
+from pellucid.checkpoints.contract import Contract, TextContract, meta_model, shapes_and_ties, stored_tensors
+from pellucid.checkpoints.fingerprint import Witness, check_witness, witness_of
+from pellucid.checkpoints.probe_inputs import FARTHEST
 from pellucid.checkpoints.store import CONTRACT
-from pellucid.checkpoints.unseen import UNSEEN, UNWITNESSED
-from pellucid.checkpoints.witness import Witness, check_witness, witness_of
+from pellucid.checkpoints.tokenizer_fingerprint import TokenizerFingerprint
+from pellucid.checkpoints.verify import UNSEEN, UNWITNESSED
 from pellucid.configfile import Config
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import CheckpointError
@@ -51,12 +51,12 @@ def held_of(model: Model) -> Held:
     assert isinstance(model.config, ModelConfig)
     stored, tied = stored_tensors(model)
     witness = witness_of(model.config, stored.__getitem__, tied)
-    return Held(model.config, stored, tied, outline(model), witness)
+    return Held(model.config, stored, tied, shapes_and_ties(model), witness)
 
 
 def asked(before: Held, other: ModelConfig) -> str:
     """How a contract that says ``other`` over the same tensors is answered: by a probe's name where one differs."""
-    if outline(blank_model(other)) != before.shapes:
+    if shapes_and_ties(meta_model(other)) != before.shapes:
         return "tensors"
     try:
         check_witness("it", before.witness, other, before.stored.__getitem__, before.tied)
@@ -72,7 +72,7 @@ def judged(config: ModelConfig, folder: Path, other: ModelConfig) -> str:
     before = (folder / CONTRACT).read_text()
     try:
         resign(folder, lambda data: data.update(model=other.model_dump(mode="json")))
-        if outline(blank_model(other)) == outline(blank_model(config)):
+        if shapes_and_ties(meta_model(other)) == shapes_and_ties(meta_model(config)):
             found = verify(folder)
             return "passed" if found.passed else "witness" if "gave when it was saved" in found.problem else "refused"
         assert "contradicts itself" in verify(folder, "headers").problem or len(other.layers) > 9
@@ -227,7 +227,7 @@ def test_other_heads_over_the_same_matrices_are_found_out(
     save(tmp_path / "a", build(config, seed=1))
     words = {"num_attention_heads": heads, "num_key_value_heads": num_kv_heads, "head_dim": size}
     changed = config.model_copy(update={"attention": config.attention.model_dump() | words})
-    assert outline(blank_model(changed)) == outline(blank_model(config))
+    assert shapes_and_ties(meta_model(changed)) == shapes_and_ties(meta_model(config))
     assert judged(config, tmp_path / "a", changed) == "witness"
 
 
@@ -399,7 +399,7 @@ def test_what_belongs_to_text_is_verified_without_hashing(spoken: Path, field: s
 def test_no_field_of_the_contract_is_forgotten() -> None:
     inner = {f"text.{name}" for name in TextContract.model_fields}
     asked = {f"witness.{name}" for name in Witness.model_fields}
-    asked |= {f"witness.text.{name}" for name in TextWitness.model_fields}
+    asked |= {f"witness.text.{name}" for name in TokenizerFingerprint.model_fields}
     elsewhere = {"witness.tolerance", "witness.text.chats"}  # below, and in test_text_witness
     assert set(CONTRACT_CHANGES) >= (set(Contract.model_fields) | inner | asked) - elsewhere
 

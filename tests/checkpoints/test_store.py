@@ -19,7 +19,7 @@ from pellucid.batch import Batch
 from pellucid.checkpoints import store
 from pellucid.checkpoints.contract import stored_tensors
 from pellucid.checkpoints.files import canonical_digest
-from pellucid.checkpoints.report import LoadError
+from pellucid.checkpoints.load_report import LoadError
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import CheckpointError, InputError
 from pellucid.models.build import build

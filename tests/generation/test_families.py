@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from pellucid.batch import Batch
-from pellucid.data.examples import open_examples
-from pellucid.data.forms import Paired, Prompted
+from pellucid.data.load_examples import open_examples
+from pellucid.data.schemas import PromptCompletionSchema, Seq2SeqSchema
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import InputError, LengthError, UnsupportedError
 from pellucid.generation import BeamParams, GenerationParams, beam_search, generate, generate_ids
@@ -189,7 +189,7 @@ def test_texts_reach_a_model_as_they_did_in_training() -> None:
     """One form of sources, starts and prefixes for the examples that train and for the texts that come later."""
     tokenizer = Tokenizer.train(["naïve café " * 20], vocab_size=280)
     size = {"vocab_size": tokenizer.vocab_size}
-    pairs = open_examples([{"source": "a café", "target": "naïve"}], Paired(), tokenizer, split="all")
+    pairs = open_examples([{"source": "a café", "target": "naïve"}], Seq2SeqSchema(), tokenizer, split="all")
     translator = SimpleNamespace(model=made("both-rope", **size), tokenizer=tokenizer)
     ask = asked(translator, ["a café"], None)
     assert ask.sources == [pairs.source.document(0).tolist()]
@@ -201,7 +201,7 @@ def test_texts_reach_a_model_as_they_did_in_training() -> None:
     )  # fmt: skip
     assert found.tokens == expected[0].tokens
     assert found.text == tokenizer.decode(found.tokens)
-    rows = open_examples([{"prompt": "a café", "completion": " x"}], Prompted(), tokenizer, split="all")
+    rows = open_examples([{"prompt": "a café", "completion": " x"}], PromptCompletionSchema(), tokenizer, split="all")
     prefix = rows.store.document(0)[rows.columns["groups"] == 1].tolist()
     assert asked(SimpleNamespace(model=made("prefix", **size), tokenizer=tokenizer), ["a café"], None).prompts == [
         prefix

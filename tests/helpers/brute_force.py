@@ -12,7 +12,7 @@ from helpers.table_model import TableModel
 from pellucid.generation import BeamParams, Hypothesis
 
 Next = Callable[[list[int]], torch.Tensor]
-Scored = list[tuple[float, tuple[int, ...]]]
+RegressionSchema = list[tuple[float, tuple[int, ...]]]
 
 
 def table(size: int, seed: int, scale: float = 1.0) -> torch.Tensor:
@@ -35,9 +35,9 @@ def penalty(params: BeamParams, new: int) -> float:
     return math.exp(params.length_penalty * math.log(base))
 
 
-def every_sequence(after: Next, prompt: list[int], params: BeamParams) -> Scored:
+def every_sequence(after: Next, prompt: list[int], params: BeamParams) -> RegressionSchema:
     """All sequences that end with a stop id or at the greatest length, best score first."""
-    found: Scored = []
+    found: RegressionSchema = []
 
     def grow(tokens: tuple[int, ...], total: float) -> None:
         for token, logprob in enumerate(after([*prompt, *tokens]).tolist()):
@@ -53,10 +53,10 @@ def every_sequence(after: Next, prompt: list[int], params: BeamParams) -> Scored
     return sorted(found, reverse=True)
 
 
-def patient_search(after: Next, prompt: list[int], params: BeamParams) -> Scored:
+def patient_search(after: Next, prompt: list[int], params: BeamParams) -> RegressionSchema:
     """The definition of a beam search, step by step in plain lists, which never stops before the greatest length."""
     beams: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
-    finished: Scored = []
+    finished: RegressionSchema = []
     for new in range(1, params.max_new_tokens + 1):
         grown = [
             (total + logprob, (*tokens, token))
@@ -73,7 +73,7 @@ def patient_search(after: Next, prompt: list[int], params: BeamParams) -> Scored
     return sorted(finished, reverse=True)[: params.n_best]
 
 
-def assert_same(found: Sequence[Hypothesis], expected: Scored) -> None:
+def assert_same(found: Sequence[Hypothesis], expected: RegressionSchema) -> None:
     assert [tuple(hypothesis.tokens) for hypothesis in found] == [tokens for _, tokens in expected]
     assert [hypothesis.score for hypothesis in found] == pytest.approx([score for score, _ in expected], abs=1e-10)
 

@@ -159,7 +159,10 @@ TOGETHER = [
     ),
     ({"position": {"kind": "rope", "rotary_dim": 65}}, "rotary_dim is 65; make it even"),
     ({"position": {"kind": "rope", "rotary_dim": 66}}, "rotary_dim is 66, but a head"),
-    ({"position": {"kind": "relative_bias", "num_buckets": 3, "bidirectional": True}}, "num_buckets is 3, but bidirectional"),
+    (
+        {"position": {"kind": "relative_bias", "num_buckets": 3, "bidirectional": True}},
+        "num_buckets is 3, but bidirectional",
+    ),
     ({"position": {"kind": "relative_bias", "num_buckets": 1}}, "num_buckets is 1, but must be at least 2"),
     ({"position": {"kind": "relative_bias", "max_distance": 8}}, "make it above 16"),
     (

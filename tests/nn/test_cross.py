@@ -317,7 +317,9 @@ def test_names_sizes_and_dropout():
 
 
 def test_what_does_not_fit_is_named():
-    with pytest.raises(ShapeError, match=r"states are \(2, 5\), but its coordinates are \(2, 4\); give one coordinate a slot"):
+    with pytest.raises(
+        ShapeError, match=r"states are \(2, 5\), but its coordinates are \(2, 4\); give one coordinate a slot"
+    ):
         EncoderOutput(stream(2, 5, M), Coordinates.range(4, 2))
     with pytest.raises(InputError, match="norm_over is 'all'"):
         make(norm_over="all")

@@ -90,7 +90,9 @@ def test_groups(score, keep, chosen):
     scores = [5.0, 0.2, 4.0, 3.0, 2.0, 2.0]
     probabilities = [s / sum(scores) for s in scores]
     groups = ExpertGroups(3, topk_group=keep, score=score)
-    part = router(SoftmaxRouter, [math.log(p) for p in probabilities], num_experts_per_tok=2, norm_topk_prob=False, groups=groups)
+    part = router(
+        SoftmaxRouter, [math.log(p) for p in probabilities], num_experts_per_tok=2, norm_topk_prob=False, groups=groups
+    )
     got, weights = routed(part)
     assert got == chosen
     assert weights == pytest.approx([probabilities[e] for e in chosen])
@@ -98,7 +100,11 @@ def test_groups(score, keep, chosen):
 
 def test_groups_are_chosen_by_the_biased_scores():
     part = router(
-        SigmoidRouter, LN_4321, num_experts_per_tok=1, norm_topk_prob=False, groups=ExpertGroups(2, topk_group=1, score="top2")
+        SigmoidRouter,
+        LN_4321,
+        num_experts_per_tok=1,
+        norm_topk_prob=False,
+        groups=ExpertGroups(2, topk_group=1, score="top2"),
     )  # 4/5 + 3/4 against 2/3 + 1/2
     assert routed(part)[0] == [0]
     part.expert_bias[3] = 0.5
@@ -115,7 +121,9 @@ def test_ties_go_to_the_lower_number(kind, experts):
     routing = part(torch.randn(50, 3))
     assert (routing.experts == torch.arange(3)).all()
     assert routing.weights.tolist() == [pytest.approx([1 / 3] * 3)] * 50
-    groups = kind(3, num_experts=experts, num_experts_per_tok=2, groups=ExpertGroups(2, topk_group=1, score="top2"), **words)
+    groups = kind(
+        3, num_experts=experts, num_experts_per_tok=2, groups=ExpertGroups(2, topk_group=1, score="top2"), **words
+    )
     with torch.no_grad():
         groups.weight.zero_()
     assert (groups(torch.randn(5, 3)).experts == torch.arange(2)).all()
@@ -157,11 +165,20 @@ def test_moving_to_meta_and_back_keeps_types():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"num_experts": 4, "num_experts_per_tok": 5}, "cannot go to 5 of 4 experts; choose num_experts_per_tok from 1 to 4"),
+        (
+            {"num_experts": 4, "num_experts_per_tok": 5},
+            "cannot go to 5 of 4 experts; choose num_experts_per_tok from 1 to 4",
+        ),
         ({"num_experts": 4, "num_experts_per_tok": 0}, "cannot go to 0 of 4 experts"),
         ({"num_experts": 4, "num_experts_per_tok": 1, "groups": (3, 1, "max")}, "4 experts do not make 3 equal groups"),
-        ({"num_experts": 4, "num_experts_per_tok": 3, "groups": (2, 1, "max")}, "num_experts_per_tok is 3, but 1 groups of 2 experts hold only 2"),
-        ({"num_experts": 4, "num_experts_per_tok": 1, "groups": (4, 1, "top2")}, "adds up two experts, but a group has 1"),
+        (
+            {"num_experts": 4, "num_experts_per_tok": 3, "groups": (2, 1, "max")},
+            "num_experts_per_tok is 3, but 1 groups of 2 experts hold only 2",
+        ),
+        (
+            {"num_experts": 4, "num_experts_per_tok": 1, "groups": (4, 1, "top2")},
+            "adds up two experts, but a group has 1",
+        ),
         ({"num_experts": 4, "num_experts_per_tok": 1, "groups": (2, 3, "max")}, "3 of 2 expert groups cannot be kept"),
         ({"num_experts": 4, "num_experts_per_tok": 1, "groups": (2, 1, "sum")}, "score is 'sum'; choose max or top2"),
     ],

@@ -209,7 +209,10 @@ def test_gradient_reaches_only_buckets_that_were_seen():
             "num_buckets is 2, but bidirectional biases need an even number of 4",
         ),
         (lambda: RelativeBias(2, bidirectional=True, num_buckets=9), "num_buckets is 9, but bidirectional"),
-        (lambda: RelativeBias(2, bidirectional=False, num_buckets=1), "num_buckets is 1, but one-way biases need 2 or more"),
+        (
+            lambda: RelativeBias(2, bidirectional=False, num_buckets=1),
+            "num_buckets is 1, but one-way biases need 2 or more",
+        ),
         (lambda: RelativeBias(2, bidirectional=False, max_distance=16), "max_distance is 16, .* make it above 16"),
         (lambda: Alibi(0), "num_heads is 0"),
         (lambda: Alibi(2, alibi_bias_max=0.0), "alibi_bias_max is 0.0"),

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from pellucid.checkpoints import store
 from pellucid.configfile import to_yaml
-from pellucid.data.text import open_corpus
+from pellucid.data.corpus import open_corpus
 from pellucid.errors import CheckpointError, ConfigError, DataError, InputError, StorageError, TrainingError
 from pellucid.models.decoder import Decoder
 from pellucid.training import loop, prepare

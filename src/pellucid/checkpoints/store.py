@@ -9,23 +9,22 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from pellucid.checkpoints.arguments import (
+from pellucid.checkpoints.contract import Contract, TextContract, config_of, contract_of, stored_tensors
+from pellucid.checkpoints.files import digest, new_folder
+from pellucid.checkpoints.fingerprint import check_live, witness_of
+from pellucid.checkpoints.folder import BESIDE, CONTRACT, TEMPLATE, TOKENIZER, Check, Folder, open_folder
+from pellucid.checkpoints.label_names import write_classes
+from pellucid.checkpoints.load_report import LoadReport
+from pellucid.checkpoints.tokenizer_fingerprint import tokenizer_fingerprint
+from pellucid.checkpoints.validate import (
+    device_of,
     float_type,
     folder_path,
     shard_size,
     template_of,
     tokenizer_of,
-    usable_device,
 )
-from pellucid.checkpoints.atomic import new_folder
-from pellucid.checkpoints.classes import write_classes
-from pellucid.checkpoints.contract import Contract, TextContract, contract_of, described, stored_tensors
-from pellucid.checkpoints.files import digest
-from pellucid.checkpoints.folder import BESIDE, CONTRACT, TEMPLATE, TOKENIZER, Check, Folder, open_folder
-from pellucid.checkpoints.report import LoadReport
-from pellucid.checkpoints.spoken import text_witness
 from pellucid.checkpoints.weights import SINGLE, write_weights
-from pellucid.checkpoints.witness import check_live, witness_of
 from pellucid.data.chat import ChatTemplate
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import CheckpointError
@@ -97,7 +96,7 @@ def write(
     """
     most = shard_size(max_shard_bytes)  # refuse before the first byte
     tokenizer, template = tokenizer_of(tokenizer), template_of(chat_template)
-    config = described(model)
+    config = config_of(model)
     text = None if tokenizer is None else TextContract.of(tokenizer, config)
     stored, tied = stored_tensors(model)
     held = {name: tensor.detach().cpu().contiguous() for name, tensor in stored.items()}
@@ -108,7 +107,7 @@ def write(
     elif (folder / TEMPLATE).exists():
         template = ChatTemplate.load(folder / TEMPLATE)
     if tokenizer is not None:
-        witness = witness.model_copy(update={"text": text_witness(tokenizer, template)})
+        witness = witness.model_copy(update={"text": tokenizer_fingerprint(tokenizer, template)})
         tokenizer.save(folder / TOKENIZER)
     write_classes(folder, classes, getattr(config.head, "num_labels", None))
     names = write_weights(folder, held, most)
@@ -127,7 +126,7 @@ def load(
 ) -> Checkpoint:
     """Read a folder that :func:`save` wrote; its headers are held against the contract before a tensor is read.
 
-    ``dtype`` (one of :data:`~pellucid.checkpoints.arguments.DTYPES`, or its name) casts the weights, but those of
+    ``dtype`` (one of :data:`~pellucid.checkpoints.validate.DTYPES`, or its name) casts the weights, but those of
     routers never below float32; the report says which. ``check="digests"`` also hashes the weights, and
     ``check="witness"`` also asks the contract's probes (see :mod:`~pellucid.checkpoints.folder` for what that costs);
     without either, weights whose bytes were changed under headers that still fit are loaded as they are. On the CPU
@@ -139,7 +138,7 @@ def load(
         MismatchError: the folder is not what its contract says in another way; the base of these two.
         CheckpointError: the folder is incomplete or damaged; the base of all.
     """
-    kind, place = float_type(dtype), usable_device(device)
+    kind, place = float_type(dtype), device_of(device)
     folder = open_folder(path, kind)
     model, _ = folder.check(check)
     _fill(model if kind is None else model.to(kind), folder, place, kind)

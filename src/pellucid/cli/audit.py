@@ -94,10 +94,10 @@ def _found(target: str) -> tuple[object, Probe | None]:
     """The target, and how it is called where that is not its own business."""
     from pellucid.audits.probes.hf_load import from_folder, is_hf_folder
     from pellucid.audits.targets import from_text
-    from pellucid.checkpoints.pointers import meant
+    from pellucid.checkpoints.folder import resolve_checkpoint_path
     from pellucid.checkpoints.store import CONTRACT
 
-    path = meant(target) if os.path.exists(target) else Path(target)
+    path = resolve_checkpoint_path(target) if os.path.exists(target) else Path(target)
     if (path / CONTRACT).is_file() or (path.is_dir() and not is_hf_folder(path)):
         from pellucid.checkpoints import load
 
@@ -115,7 +115,7 @@ def _held_to(found: object, probe: Probe | None, expect: str | None) -> Probe | 
     if expect is None:
         return probe
     from pellucid.audits.run import probe_for
-    from pellucid.errors import InputError
+    from pellucid.errors import ArgumentError
     from pellucid.visibility import parse
 
     probe = probe_for(found) if probe is None else probe
@@ -123,7 +123,7 @@ def _held_to(found: object, probe: Probe | None, expect: str | None) -> Probe | 
     layers = len(probe.rules)
     if len(rules) not in (1, layers):
         count = "1" if layers == 1 else f"1 or {layers}"
-        raise InputError(f"--expect lists {len(rules)} rules, but {probe.name} has {layers} layers; give {count}")
+        raise ArgumentError(f"--expect lists {len(rules)} rules, but {probe.name} has {layers} layers; give {count}")
     probe.rules, probe.declared = rules * (layers // len(rules)), True
     return probe
 

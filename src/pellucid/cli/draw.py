@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -11,6 +10,7 @@ import typer
 
 from pellucid.cli import common
 from pellucid.errors import ConfigError
+from pellucid.messages import nearest
 
 if TYPE_CHECKING:
     from pellucid.models.config import ModelConfig
@@ -114,18 +114,18 @@ def _nearest_preset(target: str) -> str:
     """A hint for who may have meant a preset."""
     from pellucid.models import presets
 
-    near = difflib.get_close_matches(target, presets.names(), 1)
-    return f"; there is a preset {near[0]!r}" if near else ""
+    near = nearest(target, presets.names())
+    return "" if near is None else f"; there is a preset {near!r}"
 
 
 def _config(target: str) -> ModelConfig | None:
     """The config that ``target`` names, if it is no rule."""
     if os.path.exists(target) and (os.path.isdir(target) or Path(target).name in ("best", "last")):
         from pellucid.checkpoints.contract import read_contract
-        from pellucid.checkpoints.pointers import meant
+        from pellucid.checkpoints.folder import resolve_checkpoint_path
         from pellucid.checkpoints.store import CONTRACT
 
-        return read_contract(meant(target) / CONTRACT).model
+        return read_contract(resolve_checkpoint_path(target) / CONTRACT).model
     if target.lower().endswith((".yaml", ".yml", ".json")):
         from pellucid.configfile import read_mapping
         from pellucid.models.config import ModelConfig

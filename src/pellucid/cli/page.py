@@ -244,7 +244,7 @@ def _sample(run: Path) -> list[Section]:
     from pellucid.training.objectives import NextToken
     from pellucid.training.run_folder import RunFolder
 
-    last = RunFolder(run).pointed("last")
+    last = RunFolder(run).read_pointer("last")
     if last is None:
         return []
     checkpoint = load(last)

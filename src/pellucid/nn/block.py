@@ -58,7 +58,9 @@ class Block(nn.Module):
 
     def _reads(self, memory: EncoderOutput | None) -> bool:
         if memory is None and self.has_memory:
-            raise InputError("this block has cross-attention, but got no memory; give memory=EncoderOutput(hidden_states, coordinates)")
+            raise InputError(
+                "this block has cross-attention, but got no memory; give memory=EncoderOutput(hidden_states, coordinates)"
+            )
         if memory is not None and not self.has_memory:
             raise InputError("this block got a memory, but has no cross-attention; give it one, or leave memory out")
         return self.has_memory

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from pellucid.configfile import Config
-from pellucid.data.files import BUILT_IN
-from pellucid.data.text import HELDOUT_SHARE
+from pellucid.data.corpus import HELDOUT_SHARE
+from pellucid.data.records import BUILT_IN
 from pellucid.models.config import ModelConfig
 from pellucid.models.configs import MoEConfig, SigmoidRouterConfig
 from pellucid.training import objectives

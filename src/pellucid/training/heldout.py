@@ -57,7 +57,7 @@ class HeldOut:
         """Over the sample, or over everything and with targets written out. ``watch`` is given the batches."""
         loader = self._all if final else self._sample
         precision = self.config.settled_precision
-        found = evaluate(model, watch(loader.once()), self.judge, len(loader.store), precision)
+        found = evaluate(model, watch(loader.one_epoch()), self.judge, len(loader.store), precision)
         if final and self.config.validation.written and self._writes:
             written = self._written(model, watch)
             found = found._replace(
@@ -76,14 +76,14 @@ class HeldOut:
         """All training batches once, or as many as the guess needs."""
         most = _BATCHES_OF_TEXT if reads_text(self.config.objective) else _BATCHES_OF_EXAMPLES
         if self._loader.rows <= most * self._loader.batch_size:
-            return self._loader.once()
+            return self._loader.one_epoch()
         return map(self._loader.batch, range(most))
 
     def _written(self, model: Model, watch: Watch) -> Figure:
         """The share of targets that greedy decoding writes exactly."""
         usual = Counter(tuple(target) for batch in self._training() for _, _, target in asked(batch))
         guess = usual.most_common(1)[0][0] if usual else ()
-        every = (task for batch in watch(self._all.once()) for task in asked(batch))
+        every = (task for batch in watch(self._all.one_epoch()) for task in asked(batch))
         tasks = islice(every, self.config.validation.written)
         right = guessed = count = 0
         while some := list(islice(tasks, _WRITTEN_TOGETHER)):

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from pellucid.data.text import Document
+from pellucid.data.corpus import Document
 from pellucid.errors import CheckpointError, ConfigError, StorageError
 from pellucid.training.config import TrainConfig
 from pellucid.training.environment import write_environment
@@ -136,7 +136,7 @@ class _Loop:
         self.config, self.run, self.parts, self.counters = config, run, parts, parts.counters
         self.interrupts, self.tell = interrupts, told([Metrics(run.metrics), tell])
         self.said_so = False
-        self.last = run.pointed("last")
+        self.last = run.read_pointer("last")
         self.began = time.monotonic() - 60 * parts.counters.minutes
 
     def go(self) -> TrainResult:

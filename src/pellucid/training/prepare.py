@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from pellucid.checkpoints import store
+from pellucid.data.corpus import Corpus, Document
 from pellucid.data.loader import Loader
-from pellucid.data.text import Corpus, Document
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import CheckpointError, ConfigError
 from pellucid.models.build import build

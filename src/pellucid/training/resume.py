@@ -76,12 +76,12 @@ def examine(path: Path) -> state.Counters:
 
 def _pointer_problem(run: RunFolder) -> str:
     try:
-        pointed = run.pointed("last")
+        read_pointer = run.read_pointer("last")
     except CheckpointError as error:
         return str(error)
-    if pointed is None or pointed.is_dir():
+    if read_pointer is None or read_pointer.is_dir():
         return ""
-    return f"{run.path / 'last'} points to {pointed.name}, which is not there"
+    return f"{run.path / 'last'} points to {read_pointer.name}, which is not there"
 
 
 def refuse_other_model(config: TrainConfig, choice: Choice) -> None:
@@ -132,5 +132,5 @@ def take_up(run: RunFolder, choice: Choice, tell: Listener) -> None:
         tell(Warned(f"{path.name} cannot be used ({reason}) and is kept as {moved[path].name}; {where}"))
     if choice.pointer:
         tell(Warned(f"{choice.pointer}; {where}, the newest that is whole"))
-    if counters.best_step is not None and run.pointed("best") is None:
+    if counters.best_step is not None and run.read_pointer("best") is None:
         tell(Warned(f"{step_name(counters.best_step)}, the best so far, is not there any more; {where}"))

@@ -21,14 +21,14 @@ from typing import Any
 import torch
 
 from pellucid.checkpoints import store
-from pellucid.checkpoints.atomic import (
+from pellucid.checkpoints.files import (
     cannot_write,
     discard_folder,
     discard_unfinished,
     new_folder,
     write_text,
 )
-from pellucid.checkpoints.pointers import INSIDE, STEP, pointed
+from pellucid.checkpoints.folder import INSIDE, STEP, read_pointer
 from pellucid.configfile import to_yaml
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import CheckpointError, ConfigError
@@ -239,7 +239,7 @@ class RunFolder:
     def prune(self, keep: int) -> None:
         """Remove all checkpoints but the newest ``keep``, the last and the best."""
         found = self.saved()
-        kept = {*found[-keep:], self.pointed("last"), self.pointed("best")}
+        kept = {*found[-keep:], self.read_pointer("last"), self.read_pointer("best")}
         for path in found:
             if path not in kept:
                 discard_folder(path)
@@ -258,13 +258,13 @@ class RunFolder:
 
     # ---- what is there
 
-    def pointed(self, name: str) -> Path | None:
+    def read_pointer(self, name: str) -> Path | None:
         """The checkpoint that ``last`` or ``best`` points to, None where there is none."""
-        return pointed(self.path / name)
+        return read_pointer(self.path / name)
 
     def _safely_pointed(self, name: str) -> Path | None:
         with contextlib.suppress(CheckpointError):
-            return self.pointed(name)
+            return self.read_pointer(name)
         return None
 
     def saved(self) -> list[Path]:

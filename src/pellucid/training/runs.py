@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from pellucid.configfile import read_mapping
-from pellucid.data.files import plain as printable
+from pellucid.data.records import printable
 from pellucid.errors import ConfigError, InputError
 from pellucid.records import Cell, Table, number
 from pellucid.training import state
@@ -165,7 +165,7 @@ def _tried(problems: list[str], read: Callable[[], T]) -> T | None:
 
 def _counters(run: RunFolder) -> state.Counters | None:
     """Those of the last checkpoint; the tensors are left unread."""
-    last = run.pointed("last")
+    last = run.read_pointer("last")
     return None if last is None else state.read_counters(last / state.FOLDER, tensors=False)
 
 

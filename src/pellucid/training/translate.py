@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pellucid.data import objectives as data
-from pellucid.data.forms import Alike, Answered, Form, Labelled, Paired, Prompted, Scored, Tagged
-from pellucid.data.special import MASK, sentinels
+from pellucid.data.schemas import (
+    ClassificationSchema,
+    PromptCompletionSchema,
+    QuestionAnsweringSchema,
+    RecordSchema,
+    RegressionSchema,
+    Seq2SeqSchema,
+    SimilarityPairSchema,
+    TokenClassificationSchema,
+)
+from pellucid.data.special_tokens import MASK, sentinels
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import ConfigError
 from pellucid.training import objectives as words
@@ -88,7 +97,7 @@ def _masked(word: words.MaskedLM, tokenizer: Tokenizer) -> data.Objective:
         share=word.share,
         keep=word.keep,
         random=word.random,
-        begins_word=tokenizer.begins_word if word.whole_words else None,
+        word_starts=tokenizer.word_starts if word.whole_words else None,
     )
 
 
@@ -106,23 +115,23 @@ def _corrupted(config: TrainConfig, word: words.SpanCorruption, tokenizer: Token
     )
 
 
-def form_of(objective: words.AnyObjective, classes: tuple[str, ...] = ()) -> Form:
+def form_of(objective: words.AnyObjective, classes: tuple[str, ...] = ()) -> RecordSchema:
     """What the records of ``objective`` hold; ``classes`` where they are known from elsewhere."""
     match objective:
         case words.PrefixLM(prompt=str() as prompt, completion=str() as completion):
-            return Prompted(prompt, completion)
+            return PromptCompletionSchema(prompt, completion)
         case words.SequenceToSequence():
-            return Paired(objective.source, objective.target)
+            return Seq2SeqSchema(objective.source, objective.target)
         case words.Classification():
-            return Labelled(objective.text, objective.label, objective.second, objective.classes or classes)
+            return ClassificationSchema(objective.text, objective.label, objective.second, objective.classes or classes)
         case words.Regression():
-            return Scored(objective.text, objective.score, objective.second)
+            return RegressionSchema(objective.text, objective.score, objective.second)
         case words.TokenLabelling():
-            return Tagged(objective.words, objective.tags, objective.classes or classes)
+            return TokenClassificationSchema(objective.words, objective.tags, objective.classes or classes)
         case words.Span():
-            return Answered(objective.question, objective.text, objective.start, objective.end)
+            return QuestionAnsweringSchema(objective.question, objective.text, objective.start, objective.end)
         case words.Contrastive():
-            return Alike(objective.first, objective.second)
+            return SimilarityPairSchema(objective.first, objective.second)
     raise AssertionError(f"{objective.kind} learns from text")
 
 

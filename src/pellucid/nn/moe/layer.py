@@ -39,7 +39,9 @@ class MoE(nn.Module):
                 "make the numbers agree"
             )
         if expert_capacity is not None and expert_capacity < 0:
-            raise ShapeError(f"expert_capacity is {expert_capacity}, but must be 0 or more; leave it out to drop nothing")
+            raise ShapeError(
+                f"expert_capacity is {expert_capacity}, but must be 0 or more; leave it out to drop nothing"
+            )
         self.router = router
         self.experts = experts
         self.expert_capacity = expert_capacity

@@ -29,7 +29,9 @@ class ExpertGroups(nn.Module):
     def __init__(self, n_group: int, *, topk_group: int, score: Literal["max", "top2"]) -> None:
         super().__init__()
         if not 1 <= topk_group <= n_group:
-            raise ShapeError(f"{topk_group} of {n_group} expert groups cannot be kept; choose topk_group from 1 to {n_group}")
+            raise ShapeError(
+                f"{topk_group} of {n_group} expert groups cannot be kept; choose topk_group from 1 to {n_group}"
+            )
         if score not in ("max", "top2"):
             raise ShapeError(f"a group's score is {score!r}; choose max or top2")
         self.n_group, self.topk_group, self.scores_per_group = n_group, topk_group, {"max": 1, "top2": 2}[score]
@@ -97,10 +99,12 @@ class Router(nn.Module):
             narrow = moved.is_floating_point() and moved.dtype.itemsize < 4
             return tensor.to(moved.device, torch.float32) if narrow else moved
 
-        return super()._apply(wide, recurse)
+        return super()._apply(wide, recurse)  # type: ignore[no-untyped-call]
 
     def extra_repr(self) -> str:
-        return f"{self.weight.shape[-1]}, num_experts={self.num_experts}, num_experts_per_tok={self.num_experts_per_tok}"
+        return (
+            f"{self.weight.shape[-1]}, num_experts={self.num_experts}, num_experts_per_tok={self.num_experts_per_tok}"
+        )
 
 
 class ScoreRouter(Router):
