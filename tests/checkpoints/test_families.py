@@ -152,7 +152,7 @@ def test_routers_stay_wide_in_a_narrow_model(tmp_path: Path) -> None:
     router = load(tmp_path / "a").model.layers[1].ffn.router
     assert isinstance(router, SigmoidRouter)
     assert router.weight.dtype == router.expert_bias.dtype == torch.float32
-    assert torch.equal(router.expert_bias, model.layers[1].ffn.router.choice_bias)
+    assert torch.equal(router.expert_bias, model.layers[1].ffn.router.expert_bias)
     assert router.expert_bias.any()
 
 

@@ -145,7 +145,7 @@ def ropes(draw: Any, attention: dict[str, Any]) -> dict[str, Any]:
             "factor": 4.0,
             "original_max_position_embeddings": 6,
             "truncate": draw(maybe),
-            "mscale": draw(st.sampled_from([None, 0.7])),
+            **draw(st.sampled_from([{}, {"mscale": 0.7, "mscale_all_dim": 1.0}])),
         },
         "longrope": {
             "short_factor": [1.0] * pairs,

@@ -253,7 +253,7 @@ PAIRS: dict[str, dict[str, Any]] = {
             "max_position_embeddings": 200,
             "residual_multiplier": 0.5,
             "embedding_norm": True,
-            "ffn": experts({"kind": "softmax", "norm_topk_prob": False}, expert_expert_capacity=5),
+            "ffn": experts({"kind": "softmax", "norm_topk_prob": False}, expert_capacity=5),
             "dropout": {"embedding": 0.1, "attention": 0.1, "residual": 0.1, "ffn": 0.1},
         },
     },

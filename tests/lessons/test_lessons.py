@@ -95,7 +95,7 @@ def test_l20_a_zero_row_does_not_stay_zero():
 
 
 def test_l21_types_add_and_hide_nothing():
-    model = tiny_model(family="encoder", token_types=2)
+    model = tiny_model(family="encoder", type_vocab_size=2)
     batch = Batch.from_rows([[5, 8, 2, 9]])
     typed = Batch(batch.tokens, batch.positions, batch.segments, types=torch.tensor([[0, 0, 1, 1]]))
     assert not torch.equal(model(typed).logits, model(batch).logits)

@@ -52,7 +52,7 @@ def test_softmax_gives_four_decimals_of_b137():
     assert [round(w, 4) for w in whole] == [0.5714, 0.4286]
 
 
-def test_a_choice_bias_chooses_and_weighs_nothing():
+def test_a_expert_bias_chooses_and_weighs_nothing():
     part = router(SigmoidRouter, LN_4321, num_experts_per_tok=2, norm_topk_prob=False)
     part.expert_bias[3] = 0.5  # 1/2 + 1/2 beats 4/5
     chosen, weights = routed(part)
@@ -60,7 +60,7 @@ def test_a_choice_bias_chooses_and_weighs_nothing():
     assert weights == pytest.approx([1 / 2, 4 / 5])
 
 
-def test_a_choice_bias_has_no_gradient_and_the_scores_do():
+def test_a_expert_bias_has_no_gradient_and_the_scores_do():
     part = router(SigmoidRouter, LN_4321, num_experts_per_tok=2, norm_topk_prob=False)
     part.expert_bias[3] = 0.5
     part(torch.ones(1, 1, dtype=torch.float64)).weights[0, 0].backward()

@@ -150,7 +150,7 @@ def test_a_table_of_angles_is_made_once_a_forward():
 
     class Counted(Rotary):
         def angles(self, coordinates):
-            made.append(self.base)
+            made.append(self.rope_theta)
             return super().angles(coordinates)
 
     row = Coordinates.range(3)

@@ -102,7 +102,7 @@ def test_recomputed_activations_count_nothing_twice() -> None:
     assert all(map(torch.equal, biases, moved))
 
 
-def test_choice_biases_move_by_the_loads_of_all_micro_batches() -> None:
+def test_expert_biases_move_by_the_loads_of_all_micro_batches() -> None:
     """One move a step: towards what the step as a whole used too little, not what its last micro-batch did."""
     model = mixture("sigmoid")
     parts = [batch(row) for row in ROWS]
@@ -143,7 +143,7 @@ def test_an_encoder_is_divided_by_the_tokens_of_its_sources() -> None:
 
 
 def test_what_is_logged() -> None:
-    model = mixture(ffn=mixture().config.ffn.model_copy(update={"capacity": 3}))
+    model = mixture(ffn=mixture().config.ffn.model_copy(update={"expert_capacity": 3}))
     result = train_step(model, [batch(*ROWS)], still(model), clip_norm=None, where=WHERE)
     sums = model(batch(*ROWS), want="loss").routing
     assert result.routing is not None
