@@ -232,8 +232,8 @@ class Batch:
 
     def coordinates(self) -> Coordinates:
         """Fresh coordinates of the slots (masks made for them live as long as they do)."""
-        apart = torch.compiler.is_compiling()
-        return Coordinates(self.positions, self.segments, self.groups, self.layout, apart)
+        eager = torch.compiler.is_compiling()
+        return Coordinates(self.positions, self.segments, self.groups, self.layout, eager)
 
     def with_labels(self, labels: Int[Tensor, "B T"]) -> Batch:
         """The same batch with these labels."""

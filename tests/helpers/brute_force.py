@@ -41,10 +41,10 @@ def every_sequence(after: Next, prompt: list[int], params: BeamParams) -> Regres
 
     def grow(tokens: tuple[int, ...], total: float) -> None:
         for token, logprob in enumerate(after([*prompt, *tokens]).tolist()):
-            if token in params.stop_ids and len(tokens) < params.min_new_tokens:
+            if token in params.stop_token_ids and len(tokens) < params.min_new_tokens:
                 continue
             longer, new = (*tokens, token), len(tokens) + 1
-            if token in params.stop_ids or new == params.max_new_tokens:
+            if token in params.stop_token_ids or new == params.max_new_tokens:
                 found.append(((total + logprob) / penalty(params, new), longer))
             else:
                 grow(longer, total + logprob)
@@ -62,15 +62,15 @@ def patient_search(after: Next, prompt: list[int], params: BeamParams) -> Regres
             (total + logprob, (*tokens, token))
             for total, tokens in beams
             for token, logprob in enumerate(after([*prompt, *tokens]).tolist())
-            if token not in params.stop_ids or new > params.min_new_tokens
+            if token not in params.stop_token_ids or new > params.min_new_tokens
         ]
         grown.sort(key=lambda pair: -pair[0])
         last = new == params.max_new_tokens
-        for total, tokens in grown[: params.beams]:
-            if last or tokens[-1] in params.stop_ids:
+        for total, tokens in grown[: params.num_beams]:
+            if last or tokens[-1] in params.stop_token_ids:
                 finished.append((total / penalty(params, new), tokens))
-        beams = [pair for pair in grown if pair[1][-1] not in params.stop_ids][: params.beams]
-    return sorted(finished, reverse=True)[: params.n_best]
+        beams = [pair for pair in grown if pair[1][-1] not in params.stop_token_ids][: params.num_beams]
+    return sorted(finished, reverse=True)[: params.num_return_sequences]
 
 
 def assert_same(found: Sequence[Hypothesis], expected: RegressionSchema) -> None:

@@ -181,7 +181,7 @@ def _through_a_cache(model, chunks, side):
         for row in range(3):
             got[row].append(out[row][chunk.segments[row] != 0])
             taken[row] += sizes[row]
-    assert cache.row_lengths == taken
+    assert cache.sequence_lengths == taken
     return [torch.cat(pieces) for pieces in got]
 
 

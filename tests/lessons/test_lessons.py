@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from helpers.tiny import tiny_model
 from pellucid.batch import Batch
 from pellucid.models import build, presets
-from pellucid.nn import probabilities
+from pellucid.nn import AttentionOptions, probabilities
 from pellucid.nn.moe import GatedExperts, MoE, SoftmaxRouter
 from pellucid.nn.pooling import pooled
 from pellucid.nn.positions import RelativeBias
@@ -27,7 +27,7 @@ def test_l02_dividing_by_the_root_keeps_scores_near_1_and_softmax_open(size):
     assert scores.var().item() == pytest.approx(size, rel=0.1)
     entropies = []
     for scale in (size**-0.5, 1.0):
-        weights = probabilities(q, k, rule=full(), q_coords=row, k_coords=row, scale=scale)
+        weights = probabilities(q, k, rule=full(), q_coords=row, k_coords=row, options=AttentionOptions(scale=scale))
         entropies.append(float(torch.special.entr(weights).sum(-1).mean()))
     scaled, raw = entropies
     assert scaled == pytest.approx(math.log(64) - 0.5, abs=0.1)  # of Gaussian scores of variance 1

@@ -28,7 +28,7 @@ def assert_passes(model):
 
 @pytest.mark.parametrize(
     ("kind", "backend"),
-    [("learned-dense-ln", "auto"), ("local-global-interleaved", "ragged")],
+    [("learned-dense-ln", "auto"), ("local-global-interleaved", "varlen")],
 )
 def test_decoders_pass(kind, backend):
     assert_passes(tiny_model(kind, dtype=torch.float32, backend=backend))
@@ -36,7 +36,7 @@ def test_decoders_pass(kind, backend):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("backend", ["auto", "reference", "sdpa", "ragged"])
+@pytest.mark.parametrize("backend", ["auto", "reference", "sdpa", "varlen"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_decoder_passes_on_every_backend(kind, backend, dtype):
     assert_passes(tiny_model(kind, dtype=dtype, backend=backend))

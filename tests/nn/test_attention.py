@@ -20,7 +20,7 @@ from pellucid.nn.positions import Alibi, LongRopeScaling, RelativeBias
 from pellucid.visibility import Coordinates, causal, full, sinks, window
 
 D, N, K, H = 12, 4, 2, 6
-BACKENDS = ["reference", "sdpa", "ragged"]
+BACKENDS = ["reference", "sdpa", "varlen"]
 
 OPTIONS = {
     "plain": lambda: {},
@@ -385,4 +385,4 @@ def test_a_rotary_that_goes_by_length_refuses_to_go_on():
     run(same_group, x[:, :8], Coordinates.range(8), cache)
     with pytest.raises(UnsupportedError, match="a document of 8 tokens, which are turned by other angles than in one"):
         run(same_group, x[:, 8:], Coordinates.range(1), cache)
-    assert cache.row_lengths == [8]
+    assert cache.sequence_lengths == [8]

@@ -22,7 +22,7 @@ from pellucid.nn.parallel_block import ParallelBlock, ParallelTwoNormBlock
 from pellucid.visibility import Coordinates, causal, window
 
 D, M, N, K, H = 12, 10, 4, 2, 6
-BACKENDS = ["reference", "sdpa", "ragged"]
+BACKENDS = ["reference", "sdpa", "varlen"]
 
 OPTIONS = {
     "plain": lambda: {},
@@ -243,12 +243,12 @@ def test_a_cache_tells_what_its_memory_is():
     with pytest.raises(InputError, match="no cache holds their keys and values; give EncoderOutput"):
         make()(x, Coordinates.range(2, 2), EncoderOutput(None, memory.coordinates))
     with pytest.raises(ShapeError, match="memory has 3 rows but the cache has 2"):
-        cache.remember(Coordinates.range(5, 3))
+        cache.set_encoder_output(Coordinates.range(5, 3))
     run(same_group, x, Coordinates.range(2, 2), cache, memory)
     with pytest.raises(UnsupportedError, match="holds 2 slots, whose tokens have read another memory"):
-        cache.remember(memory.coordinates)
+        cache.set_encoder_output(memory.coordinates)
     cache.crop(0)
-    cache.remember(memory.coordinates)
+    cache.set_encoder_output(memory.coordinates)
     with pytest.raises(InputError, match="no cache holds their keys and values"):  # not those of the memory before
         run(same_group, x, Coordinates.range(2, 2), cache)
 

@@ -21,7 +21,7 @@ from pellucid.nn.positions import RelativeBias, YarnScaling
 from pellucid.visibility import Coordinates, causal, full, sinks, window
 
 D, N, R, P, Q, U = 12, 3, 8, 4, 6, 5
-BACKENDS = ["reference", "sdpa", "ragged"]
+BACKENDS = ["reference", "sdpa", "varlen"]
 YARN = YarnScaling(4.0, 64, mscale=1.0, mscale_all_dim=0.8)
 
 OPTIONS = {

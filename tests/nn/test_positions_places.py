@@ -60,7 +60,7 @@ def attention(turn=unmoved, bias=None, table=unmoved):
     """One attention layer of this position scheme: features of tokens to outputs, with or without a cache."""
 
     def run(x_BTC, chunk, cache=None):
-        queries, keys = (chunk, chunk) if cache is None else cache.place(chunk, [causal()])
+        queries, keys = (chunk, chunk) if cache is None else cache.begin_append(chunk, [causal()])
         q, k, v = table(x_BTC, queries).unflatten(-1, (3, HEADS, SIZE)).unbind(2)
         q, k = turn(q, queries), turn(k, queries)
         if cache is not None:
@@ -148,7 +148,7 @@ def test_longrope_in_a_roomy_cache_goes_by_what_is_there():
     torch.testing.assert_close(torch.cat(outs, 1), short, atol=1e-10, rtol=0)
     with pytest.raises(UnsupportedError, match="document of 9 tokens by other angles than its first 8"):
         run(x[:, 8:], Coordinates.range(1), cache)
-    assert cache.row_lengths == [8]
+    assert cache.sequence_lengths == [8]
     again = run(x, Coordinates.range(9), empty(capacity=16))
     assert torch.equal(again, run(x, Coordinates.range(9)))
     assert (again[:, :8] - short).abs().max() > 1e-3

@@ -67,7 +67,7 @@ class _Transcript:
         self.loaded, self.template = loaded, loaded.chat_template or PLAIN
         end = reply_end(loaded.tokenizer, self.template)
         stop = (STOP,) if self.template is PLAIN else ()
-        self.params = params.model_copy(update={"stop": stop, "stop_ids": () if end is None else (end,)})
+        self.params = params.model_copy(update={"stop": stop, "stop_token_ids": () if end is None else (end,)})
         self.system = [] if system is None else [{"role": "system", "content": system}]
         self.turns: list[dict[str, str]] = []
         self.longest = loaded.model.max_length

@@ -24,8 +24,10 @@ Penalty = Annotated[float, typer.Option(help="Above 1 tokens that were said alre
 Beams = Annotated[
     int | None, typer.Option(help="Search with so many beams instead of drawing tokens.", show_default=False)
 ]
-NBest = Annotated[int, typer.Option(help="With --beams: how many of the best to print.")]
-LengthPenalty = Annotated[float, typer.Option(help="With --beams: scores are summed log-probabilities / length**this.")]
+NBest = Annotated[int, typer.Option(help="With --num-beams: how many of the best to print.")]
+LengthPenalty = Annotated[
+    float, typer.Option(help="With --num-beams: scores are summed log-probabilities / length**this.")
+]
 StartId = Annotated[
     int | None, typer.Option(help="The token that an encoder-decoder's answer begins behind.", show_default=False)
 ]
@@ -44,8 +46,8 @@ def generate(
     repetition_penalty: Penalty = 1.0,
     seed: common.Seed = None,
     stop: Stops = None,
-    beams: Beams = None,
-    n_best: NBest = 1,
+    num_beams: Beams = None,
+    num_return_sequences: NBest = 1,
     length_penalty: LengthPenalty = 1.0,
     start_id: StartId = None,
     no_cache: NoCache = False,
@@ -59,9 +61,11 @@ def generate(
     """
     from pellucid.generation import BeamParams, GenerationParams
 
-    _refuse_unused(context, beams)
-    given = {name: context.params[name] for name in ("max_new_tokens", *(_DRAWING if beams is None else _SEARCHING))}
-    if beams is None:
+    _refuse_unused(context, num_beams)
+    given = {
+        name: context.params[name] for name in ("max_new_tokens", *(_DRAWING if num_beams is None else _SEARCHING))
+    }
+    if num_beams is None:
         params: GenerationParams | BeamParams = GenerationParams(**{**given, "stop": tuple(stop or ())})
     else:
         params = BeamParams(**given)
@@ -70,25 +74,27 @@ def generate(
 
 
 _DRAWING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "stop")
-_SEARCHING = ("beams", "n_best", "length_penalty")
+_SEARCHING = ("num_beams", "num_return_sequences", "length_penalty")
 
 
-def _refuse_unused(context: typer.Context, beams: int | None) -> None:
+def _refuse_unused(context: typer.Context, num_beams: int | None) -> None:
     """Options of drawing say nothing to a search, nor the other way round; none is left unheard."""
-    for name in _SEARCHING[1:] if beams is None else _DRAWING:
+    for name in _SEARCHING[1:] if num_beams is None else _DRAWING:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             option = f"--{name.replace('_', '-')}"
-            if beams is None:
-                raise typer.BadParameter(f"{option} is for a beam search; give --beams too")
-            raise typer.BadParameter(f"{option} is for drawing tokens, and --beams {beams} searches; leave out one")
+            if num_beams is None:
+                raise typer.BadParameter(f"{option} is for a beam search; give --num-beams too")
+            raise typer.BadParameter(
+                f"{option} is for drawing tokens, and --num-beams {num_beams} searches; leave out one"
+            )
 
 
 def _answer(checkpoint: str, texts: list[str], params: Any, as_json: bool, **asked: Any) -> None:
     from pellucid.checkpoints import load
     from pellucid.generation import BeamParams, generate_n_best, stream
     from pellucid.generation import generate as complete
-    from pellucid.generation.requests import reads_sources
+    from pellucid.generation.validate import reads_sources
 
     loaded = load(checkpoint)
     before = ["" if reads_sources(loaded.model) else text for text in texts]  # an answer does not go on from a text
@@ -97,7 +103,7 @@ def _answer(checkpoint: str, texts: list[str], params: Any, as_json: bool, **ask
         if as_json:
             common.print_json(_ranked(texts, found))
         else:
-            _print_best(before, found, scores=params.n_best > 1)
+            _print_best(before, found, scores=params.num_return_sequences > 1)
     elif as_json:
         drawn = complete(loaded, texts, params, **asked)
         common.print_json([{"prompt": t, **c.to_dict()} for t, c in zip(texts, drawn, strict=True)])

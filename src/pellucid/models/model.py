@@ -120,7 +120,7 @@ class Model(nn.Module):
             LengthError: a document is longer than ``config.max_position_embeddings``.
         """
         chunk = batch.coordinates()
-        queries, keys = (chunk, chunk) if cache is None else cache.place(chunk, self.rules)
+        queries, keys = (chunk, chunk) if cache is None else cache.begin_append(chunk, self.rules)
         most = self.config.max_position_embeddings
         layout = None if most is None else host_layout(queries)
         if most is not None and layout is not None and layout.max_position >= most:

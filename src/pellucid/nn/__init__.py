@@ -9,7 +9,7 @@
 ``from_torch``       torch's own layers as parts of ours, with their weights
 """
 
-from pellucid.nn.attend import attend, probabilities
+from pellucid.nn.attend import AttentionOptions, attend, probabilities
 from pellucid.nn.attention import CrossAttention, EncoderOutput, GroupedQueryAttention
 from pellucid.nn.block import PostNormBlock, PreNormBlock
 from pellucid.nn.cache import ContiguousCache
@@ -23,6 +23,7 @@ from pellucid.nn.torch_layers import from_torch
 
 __all__ = [
     "MLA",
+    "AttentionOptions",
     "ContiguousCache",
     "CrossAttention",
     "DenseFFN",

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from pellucid.errors import InputError, ShapeError
-from pellucid.nn.attend import Backend, attend, probabilities
+from pellucid.nn.attend import AttentionOptions, Backend, attend, probabilities
 from pellucid.nn.cache import LayerCache
 from pellucid.nn.embedding import zero_padding
 from pellucid.nn.positions import Rotary
@@ -146,12 +146,14 @@ class GroupedQueryAttention(_Attention):
             rule=self.rule,
             q_coords=queries,
             k_coords=keys,
-            scale=self.scale,
-            softcap=self.softcap,
             bias=bias,
             sink_logits=self.sinks,
-            dropout=self.dropout if self.training else 0.0,
-            backend=self.backend,
+            options=AttentionOptions(
+                scale=self.scale,
+                softcap=self.softcap,
+                dropout=self.dropout if self.training else 0.0,
+                backend=self.backend,
+            ),
         )
         return self.o_proj(out_BTNH.flatten(-2))
 
@@ -166,10 +168,9 @@ class GroupedQueryAttention(_Attention):
             rule=self.rule,
             q_coords=coords,
             k_coords=coords,
-            scale=self.scale,
-            softcap=self.softcap,
             bias=bias,
             sink_logits=self.sinks,
+            options=AttentionOptions(scale=self.scale, softcap=self.softcap),
         )
 
     def _queries_and_keys(self, x_BTD: Tensor, coords: Coordinates) -> tuple[Tensor, Tensor]:
@@ -258,10 +259,12 @@ class CrossAttention(_Attention):
             rule=self.rule,
             q_coords=queries,
             k_coords=memory.coordinates,
-            scale=self.scale,
-            softcap=self.softcap,
-            dropout=self.dropout if self.training else 0.0,
-            backend=self.backend,
+            options=AttentionOptions(
+                scale=self.scale,
+                softcap=self.softcap,
+                dropout=self.dropout if self.training else 0.0,
+                backend=self.backend,
+            ),
         )
         return self.o_proj(out_BTNH.flatten(-2))
 
@@ -277,8 +280,7 @@ class CrossAttention(_Attention):
             rule=self.rule,
             q_coords=queries,
             k_coords=memory.coordinates,
-            scale=self.scale,
-            softcap=self.softcap,
+            options=AttentionOptions(scale=self.scale, softcap=self.softcap),
         )
 
     def _keys_and_values(self, memory: EncoderOutput, cache: LayerCache | None) -> tuple[Tensor, Tensor]:

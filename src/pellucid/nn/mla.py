@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from pellucid.errors import InputError, ShapeError
-from pellucid.nn.attend import Backend, attend, probabilities
+from pellucid.nn.attend import AttentionOptions, Backend, attend, probabilities
 from pellucid.nn.cache import LayerCache
 from pellucid.nn.embedding import zero_padding
 from pellucid.nn.positions import Rotary
@@ -121,11 +121,13 @@ class MLA(nn.Module):
             rule=self.rule,
             q_coords=queries,
             k_coords=keys,
-            scale=self.scale,
-            softcap=self.softcap,
             bias=bias,
-            dropout=self.dropout if self.training else 0.0,
-            backend=self.backend,
+            options=AttentionOptions(
+                scale=self.scale,
+                softcap=self.softcap,
+                dropout=self.dropout if self.training else 0.0,
+                backend=self.backend,
+            ),
         )
         if absorbed:
             _, values_NUR = self.up()
@@ -143,9 +145,8 @@ class MLA(nn.Module):
             rule=self.rule,
             q_coords=coords,
             k_coords=coords,
-            scale=self.scale,
-            softcap=self.softcap,
             bias=bias,
+            options=AttentionOptions(scale=self.scale, softcap=self.softcap),
         )
 
     def _queries(self, x_BTD: Tensor, coords: Coordinates) -> tuple[Tensor, Tensor]:

@@ -32,7 +32,7 @@ class Documents(NamedTuple):
 
 def documents_of(coords: Coordinates) -> Documents:
     """Which slots belong to which document, made once for these coordinates."""
-    return coords.once("documents", lambda: _documents(coords))
+    return coords.cached("documents", lambda: _documents(coords))
 
 
 def pooled(x_BTD: Float[Tensor, "B T D"], coords: Coordinates, how: Pooling) -> Float[Tensor, "C D"]:

@@ -144,7 +144,7 @@ def asked(batch: Batch) -> Iterator[Task]:
 def exactly(model: Model, tasks: list[Task], eos_id: int | None = None) -> list[bool]:
     """Whether greedy decoding writes each target, the end token included where it has one."""
     ends = () if eos_id is None else (eos_id,)
-    params = [GenerationParams(max_new_tokens=len(target), stop_ids=ends) for _, _, target in tasks]
+    params = [GenerationParams(max_new_tokens=len(target), stop_token_ids=ends) for _, _, target in tasks]
     sources = [source for source, _, _ in tasks if source is not None]
     was_training = model.training
     model.eval()

@@ -93,7 +93,7 @@ class MoE(nn.Module):
             return None
         if coords is None:
             return by_slot(x_BTD.new_ones(x_BTD.shape[:2], dtype=torch.bool))
-        return coords.once("tokens by slot", lambda: by_slot(coords.real))
+        return coords.cached("tokens by slot", lambda: by_slot(coords.real))
 
     def extra_repr(self) -> str:
         return "dropless" if self.expert_capacity is None else f"expert_capacity={self.expert_capacity}"

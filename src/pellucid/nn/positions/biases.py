@@ -148,5 +148,5 @@ def _alike(coordinates: Coordinates) -> bool:
 
 def _once(queries: Coordinates, keys: Coordinates, name: Hashable, make: Callable[[], Tensor]) -> Any:
     # the keys are kept beside the result, so that their id means them as long as it is a key here
-    result, _ = queries.once((name, id(keys)), lambda: (make(), None if keys is queries else keys))
+    result, _ = queries.cached((name, id(keys)), lambda: (make(), None if keys is queries else keys))
     return result

@@ -71,7 +71,7 @@ class Rotary(nn.Module):
             )
         refuse_misplaced(x_BTNH, coordinates)
         key = ("rotary", self.rope_theta, self.rotary_dim, self.scaling, x_BTNH.dtype)
-        cos, sin = coordinates.once(key, lambda: self._table(coordinates, x_BTNH.dtype))
+        cos, sin = coordinates.cached(key, lambda: self._table(coordinates, x_BTNH.dtype))
         if self.rotary_dim == self.head_dim:
             return self._rotate(x_BTNH, cos, sin)
         turning, rest = x_BTNH.split([self.rotary_dim, self.head_dim - self.rotary_dim], -1)

@@ -10,7 +10,7 @@ from torch import nn
 from pellucid.data.chat import encode_prompt
 from pellucid.errors import InputError
 from pellucid.generation.params import BeamParams, GenerationParams
-from pellucid.generation.requests import reads_sources
+from pellucid.generation.validate import reads_sources
 
 
 @runtime_checkable
@@ -36,7 +36,7 @@ class Tokenizer(Protocol):
 
 
 @runtime_checkable
-class Speaker(Protocol):
+class HasModelAndTokenizer(Protocol):
     """A model and its tokenizer, as a checkpoint holds them."""
 
     @property
@@ -50,7 +50,7 @@ Prompt = str | Sequence[int]
 """A text, or the ids of one (from ``data.encode_chat``, say), which are taken as they are."""
 
 
-class Asked(NamedTuple):
+class ModelInputs(NamedTuple):
     """Texts as ids: what the decoder begins with and, for an encoder–decoder, what its encoder reads."""
 
     tokenizer: Tokenizer
@@ -59,7 +59,7 @@ class Asked(NamedTuple):
     vocab_size: int
 
 
-def asked(checkpoint: Speaker, texts: Sequence[Prompt], start_id: int | None) -> Asked:
+def model_inputs(checkpoint: HasModelAndTokenizer, texts: Sequence[Prompt], start_id: int | None) -> ModelInputs:
     """A decoder goes on from each text behind the begin token. For an encoder–decoder the texts are sources, written
     as documents are (begin and end tokens around them, as far as there are any), and its decoder begins with
     ``start_id`` (None: the tokenizer's begin token)."""
@@ -80,11 +80,11 @@ def asked(checkpoint: Speaker, texts: Sequence[Prompt], start_id: int | None) ->
             raise InputError(
                 f"start_id is {start_id}, but a {type(model).__name__} begins with its prompt; leave it out"
             )
-        return Asked(tokenizer, [_ids(tokenizer, text) for text in texts], None, size)
+        return ModelInputs(tokenizer, [_ids(tokenizer, text) for text in texts], None, size)
     start = tokenizer.bos_id if start_id is None else start_id
     if start is None:
         raise InputError("the tokenizer has no begin token for the decoder; give start_id (T5 uses its padding id)")
-    return Asked(tokenizer, [[start] for _ in texts], [_source(tokenizer, text) for text in texts], size)
+    return ModelInputs(tokenizer, [[start] for _ in texts], [_source(tokenizer, text) for text in texts], size)
 
 
 def _ids(tokenizer: Tokenizer, text: Prompt) -> list[int]:
@@ -101,8 +101,8 @@ P = TypeVar("P", GenerationParams, BeamParams)
 
 def with_end(params: P, eos_id: int | None) -> P:
     """``params`` under which the tokenizer's end-of-text token ends a row too."""
-    held: tuple[int, ...] = params.stop_ids
-    return params.model_copy(update={"stop_ids": held if eos_id is None or eos_id in held else (*held, eos_id)})
+    held: tuple[int, ...] = params.stop_token_ids
+    return params.model_copy(update={"stop_token_ids": held if eos_id is None or eos_id in held else (*held, eos_id)})
 
 
 def refuse_beside(params: object, fields: Mapping[str, object]) -> None:

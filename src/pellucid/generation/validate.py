@@ -40,7 +40,7 @@ def check_requests(
     _check_model(model)
     size = _vocabulary(model, vocab_size)
     for index, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
-        _check_prompt(model, index, prompt, size, own.stop_ids, own.max_new_tokens)
+        _check_prompt(model, index, prompt, size, own.stop_token_ids, own.max_new_tokens)
         if use_cache:
             _check_angles(model, index, prompt, own.max_new_tokens)
     _check_sources(model, len(prompts), sources, size)
@@ -59,18 +59,20 @@ def _check_model(model: nn.Module) -> None:
         raise InputError("the model is in training mode, where dropout would change its answers; call model.eval()")
 
 
-def _vocabulary(model: nn.Module, asked: int | None) -> int:
-    """How many ids may be chosen: those of the model's table, or the first ``asked`` of them."""
+def _vocabulary(model: nn.Module, requested: int | None) -> int:
+    """How many ids may be chosen: those of the model's table, or the first ``requested`` of them."""
     held = int(model.config.vocab_size)  # type: ignore[union-attr, arg-type]
-    if asked is not None and not 1 <= asked <= held:
-        raise InputError(f"vocab_size is {asked}, but the model has {held} tokens; give 1 to {held}")
-    return held if asked is None else asked
+    if requested is not None and not 1 <= requested <= held:
+        raise InputError(f"vocab_size is {requested}, but the model has {held} tokens; give 1 to {held}")
+    return held if requested is None else requested
 
 
-def _check_prompt(model: nn.Module, index: int, prompt: Ids, size: int, stop_ids: Iterable[int], new: int) -> None:
+def _check_prompt(
+    model: nn.Module, index: int, prompt: Ids, size: int, stop_token_ids: Iterable[int], new: int
+) -> None:
     """Refuse a prompt that is empty, of other ids, or without room for ``new`` tokens."""
     _check_ids("prompt", index, prompt, size, "the BOS id")
-    far = [token for token in stop_ids if token >= size]
+    far = [token for token in stop_token_ids if token >= size]
     if far:
         raise InputError(f"stop id {far[0]} can never come: token ids are 0 to {size - 1}; leave it out")
     _check_length(index, len(prompt), new, model.max_length)  # type: ignore[arg-type]

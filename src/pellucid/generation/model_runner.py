@@ -15,12 +15,12 @@ import torch
 from torch import nn
 
 from pellucid.batch import Batch
-from pellucid.generation.requests import Ids
+from pellucid.generation.validate import Ids
 from pellucid.shapes import Tensor
 from pellucid.visibility import Rule
 
 
-class Passes:
+class ModelRunner:
     """Rows on their way through a model.
 
     ``new`` is the most tokens that a row gains. Padding goes to the left, so that all rows end at the last slot.
