@@ -87,7 +87,7 @@ def test_generate_answers_what_an_encoder_decoder_reads(checkpoint: Path, tmp_pa
 def test_generate_refuses_options_that_nothing_would_hear(checkpoint: Path, capsys: Captured) -> None:
     here = str(checkpoint)
     said = refused(capsys, "generate", here, "x", "--num-beams", "2", "--top-p", "1.0")
-    assert "--top-p is for drawing tokens, and --num-beams 2 searches" in said
+    assert "--top-p is for sampling, and --num-beams 2 searches" in said
     assert "--stop is for drawing" in refused(capsys, "generate", here, "x", "--num-beams", "2", "--stop", "a")
     assert "--num-return-sequences is for a beam search; give --num-beams too" in refused(
         capsys, "generate", here, "x", "--num-return-sequences", "1"
@@ -169,7 +169,7 @@ def test_chat_replies_to_each_turn_and_ends_at_exit(
     assert captured.err == ""
 
 
-def test_chat_keeps_the_transcript_and_forgets_the_oldest_turn_when_it_must(
+def test_chat_keeps_the_transcript_and_drops_the_oldest_turns_when_it_must(
     checkpoint: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompts = prompts_of(monkeypatch)
@@ -178,20 +178,18 @@ def test_chat_keeps_the_transcript_and_forgets_the_oldest_turn_when_it_must(
     assert prompts[0] == "<|begin|>User: x\nAssistant:"
     assert prompts[1].startswith("<|begin|>User: x\nAssistant: ")
     assert prompts[1].endswith("<|end|>\nUser: y\nAssistant:")
-    assert "(the oldest turn was forgotten)" in capsys.readouterr().err
+    assert "(the oldest turns were dropped)" in capsys.readouterr().err
     assert prompts[-1].startswith("<|begin|>User: y\nAssistant: ")
     assert prompts[-1].endswith("<|end|>\nUser: z\nAssistant:")
 
 
-def test_chat_never_forgets_what_the_system_says(
-    checkpoint: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chat_keeps_the_system_message(checkpoint: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = prompts_of(monkeypatch)
     arguments = ["--max-new-tokens", "2", "--temperature", "0", "--system", "s"]
     assert chat(monkeypatch, "x\ny\n", str(checkpoint), *arguments) == 0
     assert prompts[0] == "<|begin|>System: s\nUser: x\nAssistant:"
     assert prompts[1:] == ["<|begin|>System: s\nUser: y\nAssistant:"]
-    assert "forgotten" in capsys.readouterr().err
+    assert "dropped" in capsys.readouterr().err
 
 
 def test_chat_goes_on_after_a_turn_that_is_too_long(

@@ -27,7 +27,7 @@ UNWITNESSED = {
 UNSEEN = {
     "a number changed by very little": "what moves no output by a millionth (a dropout of 0.1 to 0.10000001) passes",
     "a value that changes no output": (
-        "as rope's theta does with heads of 2, a scale written out that was null, or top_k_softmax for a softmax "
+        "as rope's rope_theta does with heads of 2, a scale written out that was null, or top_k_softmax for a softmax "
         "over all experts that is renormalised"
     ),
     "bounds of rules beyond 2^38, or a few of more than 32": "no probe is put there; all others are met exactly",
@@ -77,9 +77,18 @@ class Verification:
         }
 
 
-def verify(path: str | Path, level: Check = "witness") -> Verification:
-    """Hold the folder at ``path`` against its contract. A folder that cannot be read is a CheckpointError."""
+def verify(path: str | Path, level: Check | None = None) -> Verification:
+    """Compare the folder at ``path`` with its contract.
+
+    ``level`` defaults to ``witness`` where the folder has one, and to ``digests`` where it was saved with digests only;
+    ``Verification.level`` says which it was.
+
+    Raises:
+        CheckpointError: the folder cannot be read.
+    """
     folder = open_folder(path)
+    if level is None:
+        level = "digests" if folder.contract.witness is None else "witness"
     differences: tuple[Difference, ...] = ()
     problem = ""
     try:

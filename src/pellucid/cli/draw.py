@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pellucid.visibility import Rule
 
 Part = Literal["", "encoder", "decoder", "cross"]
-"""Whose rules are drawn; nobody's, where no model was named."""
+"""Whose rules are drawn; empty where no model was named."""
 
 Target = Annotated[
     str,
@@ -111,7 +111,7 @@ def _stacks(target: str) -> list[tuple[Part, tuple[Rule, ...]]]:
 
 
 def _nearest_preset(target: str) -> str:
-    """A hint for who may have meant a preset."""
+    """A hint where a preset may have been meant."""
     from pellucid.models import presets
 
     near = nearest(target, presets.names())
