@@ -45,7 +45,7 @@ def built(kind: str, model_type: str, class_name: str) -> Any:
     """The class over a tiny config, with weights that matter."""
     import transformers
 
-    from pellucid.audits.probes.hf_tiny import tiny_model
+    from pellucid.audits.probes.hf_load import tiny_model
 
     del model_type
     return tiny_model(getattr(transformers, class_name), kind)

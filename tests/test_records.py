@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from pellucid.errors import InputError, ShapeError
+from pellucid.errors import ArgumentError, ShapeError
 from pellucid.records import Figure, Finding, Table, Where, number, worst
 
 
@@ -39,7 +39,7 @@ def test_everything_goes_into_json():
 
 
 def test_bad_records_are_refused():
-    with pytest.raises(InputError, match="status is 'fine'; choose one of pass, leak"):
+    with pytest.raises(ArgumentError, match="status is 'fine'; choose one of pass, leak"):
         Finding("future", "fine", "")
     with pytest.raises(ShapeError, match="row 1 of table 't' has 1 cells, but the table has 2 columns"):
         Table("t", ("a", "b"), ((1, 2), (3,)))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from pellucid.errors import InputError, ShapeError
+from pellucid.errors import ArgumentError, ShapeError
 
 Status = Literal["pass", "leak", "fragile", "not_applicable", "error"]
 Cell = str | int | float | bool | None
@@ -74,7 +74,7 @@ class Finding:
     def __post_init__(self) -> None:
         if self.status not in get_args(Status):
             known = ", ".join(get_args(Status))
-            raise InputError(f"a finding's status is {self.status!r}; choose one of {known}")
+            raise ArgumentError(f"a finding's status is {self.status!r}; choose one of {known}")
 
     @property
     def failed(self) -> bool:

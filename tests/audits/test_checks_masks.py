@@ -5,10 +5,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from pellucid.audits import TokensProbe, Toy, audit, twins
-from pellucid.audits.twins.lm import Lm, LmProbe
-from pellucid.audits.twins.masks import Encoder, EncoderProbe
-from pellucid.audits.twins.modes import Recurrent
+import broken_models
+from broken_models.hf_style import HFStyleDecoder, HFStyleProbe
+from broken_models.masks import Encoder, EncoderProbe
+from broken_models.train_eval import Recurrent
+from pellucid.audits import TinyDecoder, TokensProbe, audit
 from pellucid.errors import UnsupportedError
 from pellucid.visibility import causal, chunk, full
 
@@ -22,7 +23,7 @@ def found(target, check, **how):
 
 
 def test_every_way_of_giving_positions_is_asked():
-    assert list(found(Toy(), "positions")) == [
+    assert list(found(TinyDecoder(), "positions")) == [
         "left padded",
         "packed",
         "left padded, through a cache",
@@ -33,19 +34,21 @@ def test_every_way_of_giving_positions_is_asked():
         "past the end",
         "past the end through a cache",
     ]
-    shifts = [case for case in found(Lm(), "positions") if case.startswith("shifted")]
+    shifts = [case for case in found(HFStyleDecoder(), "positions") if case.startswith("shifted")]
     assert shifts == ["shifted by 1", "shifted by 7", "shifted by 100", "shifted by 1000"]
-    assert [case for case in found(Toy(rotary=True), "positions") if "shifted" in case] == shifts[:2]  # 64 positions
+    assert [case for case in found(TinyDecoder(rotary=True), "positions") if "shifted" in case] == shifts[
+        :2
+    ]  # 64 positions
 
 
 def test_shifts_that_change_the_declared_masks_are_not_asked():
-    probe = Lm().probe()
+    probe = HFStyleDecoder().probe()
     probe.rules = (causal() & chunk(4),) * 2
     assert [case for case in found(probe, "positions") if "shifted" in case] == ["shifted by 100", "shifted by 1000"]
 
 
 def test_a_position_that_is_refused_ends_the_shifts():
-    class Bounded(Lm):
+    class Bounded(HFStyleDecoder):
         def angles(self, position_ids):
             assert position_ids.max() < 60
             return super().angles(position_ids)
@@ -59,10 +62,10 @@ def test_a_position_that_is_refused_ends_the_shifts():
 @pytest.mark.parametrize(
     ("twin", "case", "where"),
     [
-        (twins.SumsAngles, "rows of other positions", "row 0, query 1"),
-        (twins.IgnoresPositions, "other positions", "row 0, query 1"),
-        (twins.DocumentsStartLate, "packed", "row 0, query 3"),
-        (twins.OneCounterForAllRows, "left padded, through a cache", "row 1, query 6"),
+        (broken_models.SumsAngles, "rows of other positions", "row 0, query 1"),
+        (broken_models.IgnoresPositions, "other positions", "row 0, query 1"),
+        (broken_models.DocumentsStartLate, "packed", "row 0, query 3"),
+        (broken_models.OneCounterForAllRows, "left padded, through a cache", "row 1, query 6"),
     ],
 )
 def test_a_wrong_position_is_named(twin, case, where):
@@ -71,7 +74,7 @@ def test_a_wrong_position_is_named(twin, case, where):
 
 
 def test_what_other_tokens_do_is_not_blamed_on_positions():
-    for twin, case in ((twins.SeesPads, "left padded"), (twins.NoIsolation, "packed")):
+    for twin, case in ((broken_models.SeesPads, "left padded"), (broken_models.NoIsolation, "packed")):
         finding = found(twin(), "positions")[case]
         assert finding.status == "not_applicable"
         assert "not by their positions only" in finding.message
@@ -102,11 +105,11 @@ def test_a_silent_answer_past_the_end_is_a_leak_where_a_table_ends_there():
 def test_distances_that_no_longer_matter_are_not_taken_for_clamped_ones():
     """Buckets that are all alike far away, as in T5."""
 
-    class Saturates(Lm):
+    class Saturates(HFStyleDecoder):
         def angles(self, position_ids):
             return super().angles(position_ids.clamp(max=5))
 
-    class Probe(LmProbe):
+    class Probe(HFStyleProbe):
         max_length = 20
 
         def over(self, module):
@@ -125,15 +128,15 @@ def test_too_many_positions_are_not_tried_out_without_explicit_ones():
 
 
 def test_a_mask_that_does_nothing_is_named_as_that():
-    for twin in (twins.DiscardsTheFill, twins.NoLayerMasked):
+    for twin in (broken_models.DiscardsTheFill, broken_models.NoLayerMasked):
         cases = found(twin(), "mask_ignored")
         assert cases["a hole"].message.endswith("changes nothing: the mask is accepted and ignored")
-    half = found(twins.SecondLayerUnmasked(), "mask_ignored")["a hole"]
+    half = found(broken_models.SecondLayerUnmasked(), "mask_ignored")["a hole"]
     assert (half.status, half.message) == ("leak", "the token in slot 0 moves with a hidden token")
 
 
 def test_a_model_that_ignores_its_input_shows_nothing_about_masks():
-    class Deaf(Lm):
+    class Deaf(HFStyleDecoder):
         def mix(self, layer, q, k, v, visible):
             return torch.zeros_like(q)
 
@@ -158,10 +161,13 @@ def test_sides_that_a_target_does_not_claim_are_not_asked():
 
 
 def test_upside_down_is_told_from_a_leak():
-    for twin in (twins.OnesWereHidden, twins.PaddingUpsideDown):
+    for twin in (broken_models.OnesWereHidden, broken_models.PaddingUpsideDown):
         assert "The mask is read upside down" in found(twin(), "polarity")["left padding"].message
-    assert "The mask is read upside down" in found(twins.TriangleUpsideDown(), "polarity")["rules"].message
-    for twin, case, other in ((twins.SeesOneAhead, "rules", "future"), (twins.SeesPads, "right padding", "padding")):
+    assert "The mask is read upside down" in found(broken_models.TriangleUpsideDown(), "polarity")["rules"].message
+    for twin, case, other in (
+        (broken_models.SeesOneAhead, "rules", "future"),
+        (broken_models.SeesPads, "right padding", "padding"),
+    ):
         finding = found(twin(), "polarity")[case]
         assert (finding.status, f"see {other}" in finding.message) == ("not_applicable", True)
 
@@ -175,19 +181,19 @@ def test_rules_without_a_direction_are_not_applicable():
 
 
 def test_what_hidden_rows_spoil_is_named():
-    left = found(twins.SoftmaxOverNothing(), "hidden_rows")
+    left = found(broken_models.SoftmaxOverNothing(), "hidden_rows")
     assert left["left padding, real rows"].status == "leak"
     assert "is NaN or infinite beside a row that is all padding" in left["left padding, real rows"].message
-    forward = found(twins.CleansNaNForward(), "hidden_rows")
+    forward = found(broken_models.CleansNaNForward(), "hidden_rows")
     assert forward["left padding, real rows"].status == "pass"
     assert "the gradient of table.weight is not finite" in forward["left padding, gradients"].message
-    pads = found(twins.MeanOfNothing(), "hidden_rows")
+    pads = found(broken_models.MeanOfNothing(), "hidden_rows")
     assert pads["right padding, hidden slots"].status == pads["left padding, hidden slots"].status == "fragile"
     assert pads["right padding, gradients"].status == "pass"
 
 
 def test_rows_that_differ_beside_full_rows_too_are_another_matter():
-    finding = found(twins.ScaledByBatch(), "hidden_rows")["right padding, real rows"]
+    finding = found(broken_models.ScaledByBatch(), "hidden_rows")["right padding, real rows"]
     assert (finding.status, "see padding and batch" in finding.message) == ("not_applicable", True)
 
 
@@ -209,7 +215,7 @@ def test_a_row_without_tokens_may_be_refused():
 
 
 def test_a_kernel_may_refuse_and_says_why():
-    class Picky(Toy):
+    class Picky(TinyDecoder):
         def mix(self, q, k, v, sees):
             if self.kernel == "torch" and sees.shape[0] == 3:
                 raise UnsupportedError("no padding here")
@@ -231,7 +237,7 @@ def test_a_kernel_may_refuse_and_says_why():
     ],
 )
 def test_only_a_refusal_counts_as_one(error, status):
-    class Raises(Lm):
+    class Raises(HFStyleDecoder):
         def mix(self, layer, q, k, v, visible):
             if self.implementation == "sdpa":
                 raise error
@@ -241,7 +247,7 @@ def test_only_a_refusal_counts_as_one(error, status):
 
 
 def test_a_kernel_of_one_precision_is_compared_in_it():
-    class HalfOnly(Lm):
+    class HalfOnly(HFStyleDecoder):
         def mix(self, layer, q, k, v, visible):
             if self.implementation == "sdpa" and q.dtype == torch.float64:
                 raise NotImplementedError("float32 at most")
@@ -262,7 +268,7 @@ def test_a_kernel_without_a_backward_pass_is_no_leak():
         def backward(_, grad):
             raise NotImplementedError("forward only")
 
-    class NoBackward(Lm):
+    class NoBackward(HFStyleDecoder):
         def mix(self, layer, q, k, v, visible):
             mixed = super().mix(layer, q, k, v, visible)
             return Forward.apply(mixed) if self.implementation == "sdpa" else mixed
@@ -273,9 +279,9 @@ def test_a_kernel_without_a_backward_pass_is_no_leak():
 def test_a_lost_cap_shows_with_large_weights_only():
     """At the size of new weights a cap of 1000 bends scores by less than rounding."""
 
-    class Cap(twins.CapLostByOneKernel):
+    class Cap(broken_models.CapLostByOneKernel):
         def hide(self, scores, visible):
-            return Lm.hide(self, 1000 * (scores / 1000).tanh(), visible)
+            return HFStyleDecoder.hide(self, 1000 * (scores / 1000).tanh(), visible)
 
         def mix(self, layer, q, k, v, visible):
             q = q / 20  # as small as scores of tiny new weights are
@@ -288,7 +294,7 @@ def test_a_lost_cap_shows_with_large_weights_only():
 
 
 def test_one_kernel_is_nothing_to_compare():
-    class One(Lm):
+    class One(HFStyleDecoder):
         kernels = ("eager",)
 
     assert audit(One(), checks=["kernels"]).verdicts == {"kernels": "not_applicable"}

@@ -9,14 +9,15 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from pellucid.audits import TokensProbe, Toy, audit, twins
+import broken_models
+from broken_models.hf_style import HFStyleDecoder
+from broken_models.train_eval import Recurrent
+from pellucid.audits import TinyDecoder, TokensProbe, audit
 from pellucid.audits.method.arguments import watched
 from pellucid.audits.method.copies import NoDropout, as_it_is, copied, probabilities, set_dropout
 from pellucid.audits.method.held import changed, held_by, hooks_of
 from pellucid.audits.method.measure import Run
 from pellucid.audits.method.world import put_back, random_states, switches
-from pellucid.audits.twins.lm import Lm
-from pellucid.audits.twins.modes import Recurrent
 from pellucid.errors import UnsupportedError
 
 pytestmark = pytest.mark.usefixtures("our_checks_only")  # the checker of annotations draws random numbers
@@ -86,7 +87,7 @@ def test_a_copy_is_refused_where_there_is_none():
 
 
 def test_the_target_keeps_its_probabilities():
-    toy = Toy(dropout=0.3).train()
+    toy = TinyDecoder(dropout=0.3).train()
     audit(toy, checks=["dropout", "modes", "determinism", "kernels"])
     assert toy.drop.p == 0.3
     assert all(part.training for part in toy.modules())
@@ -95,13 +96,13 @@ def test_the_target_keeps_its_probabilities():
 
 
 def test_no_dropout_at_all_is_not_applicable_in_train_mode():
-    cases = found(Toy(dropout=0.0), "dropout")
+    cases = found(TinyDecoder(dropout=0.0), "dropout")
     assert (cases["eval mode"].status, cases["train mode"].status) == ("pass", "not_applicable")
     assert cases["raised to 0.5"].status == "pass"
 
 
 def test_a_state_is_not_taken_for_dropout():
-    case = found(twins.CarriesItsState(), "dropout")["eval mode"]
+    case = found(broken_models.CarriesItsState(), "dropout")["eval mode"]
     assert case.status == "not_applicable"
     assert "see determinism" in case.message
 
@@ -133,7 +134,7 @@ def test_a_model_without_a_backward_pass_is_not_accused():
 
 
 def test_a_fault_beside_batch_statistics_is_still_a_leak():
-    class Both(twins.NormalisesOverTheBatch):
+    class Both(broken_models.NormalisesOverTheBatch):
         def run(self, x):
             return super().run(x) * (2 if self.training else 1)
 
@@ -259,7 +260,9 @@ def test_random_states_are_comparable():
     assert [name for name, state in random_states().items() if state != before[name]] == ["Python's random"]
 
 
-@pytest.mark.parametrize("make", [twins.SwitchesTheDefaultDtype, twins.SwitchesGradientsOff, twins.LeavesGradients])
+@pytest.mark.parametrize(
+    "make", [broken_models.SwitchesTheDefaultDtype, broken_models.SwitchesGradientsOff, broken_models.LeavesGradients]
+)
 def test_an_audit_cleans_up_after_its_target(make):
     target, kept = make(), switches()
     audit(target, checks=["trace"])
@@ -270,14 +273,14 @@ def test_an_audit_cleans_up_after_its_target(make):
 @pytest.mark.parametrize(
     ("make", "case", "said"),
     [
-        (twins.KeepsTheLast, "logits", "last keeps something of the last request"),
-        (twins.GrowsAList, "logits", "len(statistics['means']) goes on changing with every request"),
-        (twins.AddsHooks, "logits", "every answer adds a hook to head_forward_hooks"),
-        (twins.WakesUp, "logits", "answering changes training of drop"),
-        (twins.ReusesItsAnswer, "kept answer", "both are one tensor"),
-        (twins.LeavesGradients, "with gradients", "leaves a gradient on table.weight"),
-        (twins.DrawsNumbers, "logits", "and uses none"),
-        (twins.RandomFeatures, "logits", "and the answer depends on them"),
+        (broken_models.KeepsTheLast, "logits", "last keeps something of the last request"),
+        (broken_models.GrowsAList, "logits", "len(statistics['means']) goes on changing with every request"),
+        (broken_models.AddsHooks, "logits", "every answer adds a hook to head_forward_hooks"),
+        (broken_models.WakesUp, "logits", "answering changes training of drop"),
+        (broken_models.ReusesItsAnswer, "kept answer", "both are one tensor"),
+        (broken_models.LeavesGradients, "with gradients", "leaves a gradient on table.weight"),
+        (broken_models.DrawsNumbers, "logits", "and uses none"),
+        (broken_models.RandomFeatures, "logits", "and the answer depends on them"),
     ],
 )
 def test_a_trace_is_explained(make, case, said):
@@ -285,7 +288,7 @@ def test_a_trace_is_explained(make, case, said):
 
 
 def test_gradients_that_were_there_stay():
-    model = Lm()
+    model = HFStyleDecoder()
     model(torch.tensor([[1, 2]])).logits.sum().backward()
     before = {name: parameter.grad for name, parameter in model.named_parameters()}
     assert audit(model, checks=["trace", "modes", "kernels"]).passed
@@ -324,7 +327,7 @@ def test_arguments_that_are_written_into_are_named_and_caches_are_not(into, writ
     assert not module._forward_pre_hooks
 
 
-class _GrowsRightly(Toy):
+class _GrowsRightly(TinyDecoder):
     def __init__(self):
         super().__init__()
         self.known = torch.zeros(0, dtype=torch.int64)
@@ -336,12 +339,12 @@ class _GrowsRightly(Toy):
 
 def test_a_table_that_is_grown_rightly_is_no_fault():
     assert found(_GrowsRightly(), "determinism")["shorter and longer"].status == "pass"
-    wrong = found(twins.GrowsItsTable(), "determinism")["shorter and longer"]
+    wrong = found(broken_models.GrowsItsTable(), "determinism")["shorter and longer"]
     assert (wrong.status, wrong.where.query) == ("leak", 3)
 
 
 def test_the_copy_that_is_kept_shares_the_weights_and_nothing_else():
-    module = twins.GrowsItsTable()
+    module = broken_models.GrowsItsTable()
     kept = as_it_is(module)
     module.known = torch.arange(5)
     assert len(kept.known) == 0

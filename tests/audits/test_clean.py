@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from helpers.plain_model import Convolution, Experts, HalfPrecise, PlainModel, PlainProbe, Recurrent
-from pellucid.audits import CHECKS, TokensProbe, Toy, audit
+from pellucid.audits import CHECKS, TinyDecoder, TokensProbe, audit
 from pellucid.visibility import causal, full, window
 
 
@@ -15,7 +15,7 @@ from pellucid.visibility import causal, full, window
     ids=str,
 )
 def test_toy_passes_everything(how, dtype):
-    report = audit(Toy(**how).to(dtype))
+    report = audit(TinyDecoder(**how).to(dtype))
     silent = {"cross", "prefix"} | (set() if "window" in how else {"window"})
     assert report.verdicts == dict.fromkeys(CHECKS, "pass") | dict.fromkeys(silent, "not_applicable")
     strict = ("future", "packing", "batch", "padding")

@@ -1,14 +1,15 @@
-"""The table of known faults says what is so: its checks and twins exist, and belong together."""
+"""The table of known faults says what is so: its checks and broken models exist, and belong together."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-from pellucid.audits import CHECKS, TWINS
+from broken_models import BROKEN_MODELS
+from pellucid.audits import CHECKS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "faults.md"
-BY_NAME = {twin.name: twin for twin in TWINS}
+BY_NAME = {broken.name: broken for broken in BROKEN_MODELS}
 
 
 def rows(title: str) -> list[list[str]]:
@@ -28,12 +29,12 @@ def ids(cells: list[list[str]]) -> list[str]:
 
 
 @pytest.mark.parametrize("row", SEEN, ids=lambda row: row[0])
-def test_a_fault_that_can_be_seen_has_a_check_and_twins_that_it_must_catch(row):
-    checks, twins = (re.findall(r"`(\w+)`", cell) for cell in row[2:4])
+def test_a_fault_that_can_be_seen_has_a_check_and_broken_models_that_it_must_catch(row):
+    checks, names = (re.findall(r"`(\w+)`", cell) for cell in row[2:4])
     assert checks
-    assert twins
+    assert names
     assert set(checks) <= CHECKS.keys()
-    assert {BY_NAME[name].check for name in twins} <= set(checks)
+    assert {BY_NAME[name].check for name in names} <= set(checks)
 
 
 def test_every_fault_stands_in_one_place():

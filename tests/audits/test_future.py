@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from pellucid.audits import TokensProbe, Toy, audit, expected_flow, twins
+import broken_models
+from pellucid.audits import TinyDecoder, TokensProbe, audit, expected_flow
 from pellucid.audits.checks.future import ahead_of, gradient_kept
 from pellucid.audits.method.bench import Bench
 from pellucid.audits.method.changes import telling
@@ -92,7 +93,7 @@ def test_a_target_that_ignores_its_input_proves_nothing():
 
 
 def test_a_target_that_sees_less_than_it_declares_is_fragile():
-    toy = Toy(layers=1)
+    toy = TinyDecoder(layers=1)
     probe = toy.probe()
     toy.window = 3
     report = audit(probe=probe, checks=["future"])
@@ -101,7 +102,7 @@ def test_a_target_that_sees_less_than_it_declares_is_fragile():
 
 
 def test_mixing_rows_is_not_mistaken_for_seeing_the_future():
-    found = first(twins.CentredOverBatch())
+    found = first(broken_models.CentredOverBatch())
     assert found.status == "fragile"
     assert "see batch" in found.message
 
@@ -179,7 +180,7 @@ def test_a_gradient_whose_token_moves_something_is_a_leak_and_says_so():
 
 
 def test_a_short_table_bounds_the_length():
-    toy = Toy(max_length=5)
+    toy = TinyDecoder(max_length=5)
     report = audit(toy)
     assert report.passed
     assert report.verdicts["cache"] == "not_applicable"

@@ -5,6 +5,8 @@ import warnings
 import pytest
 import torch
 
+from broken_models.hf_style import HFStyleDecoder
+from broken_models.masks import Encoder
 from helpers.honest_models import (
     MASKED,
     TOKENS_ONLY,
@@ -19,8 +21,6 @@ from helpers.honest_models import (
     SharedHeads,
 )
 from pellucid.audits import TokensProbe, audit
-from pellucid.audits.twins.lm import Lm
-from pellucid.audits.twins.masks import Encoder
 
 pytestmark = pytest.mark.usefixtures("our_checks_only")  # the checker of annotations draws random numbers
 named = {"ids": lambda value: getattr(value, "__name__", str(value)).removeprefix("torch.")}
@@ -34,13 +34,13 @@ def probe_of(make, dtype):
     module = make().to(dtype)
     if make in MASKED:
         return MaskedProbe(module)
-    if make in (Lm, Encoder):
+    if make in (HFStyleDecoder, Encoder):
         return module.probe()
     return TokensProbe(module, rules=WINDOWED.get(make, TokensProbe(module).rules))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)], **named)
-@pytest.mark.parametrize("make", [*TOKENS_ONLY, *MASKED, Lm, Encoder], **named)
+@pytest.mark.parametrize("make", [*TOKENS_ONLY, *MASKED, HFStyleDecoder, Encoder], **named)
 def test_nobody_honest_is_accused(make, dtype):
     report = audit(probe=probe_of(make, dtype), length=12)
     assert accused(report) == []
@@ -49,7 +49,9 @@ def test_nobody_honest_is_accused(make, dtype):
         assert report.verdicts[check] == "pass", report.of(check)
 
 
-@pytest.mark.parametrize("make", [FiniteMinimum, SharedHeads, LongConvolution, HeldState, Lm, Encoder], **named)
+@pytest.mark.parametrize(
+    "make", [FiniteMinimum, SharedHeads, LongConvolution, HeldState, HFStyleDecoder, Encoder], **named
+)
 def test_nobody_honest_is_accused_in_bfloat16(make):
     assert accused(audit(probe=probe_of(make, torch.bfloat16), length=12)) == []
 

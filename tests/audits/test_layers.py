@@ -4,10 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from pellucid.audits import TokensProbe, audit, twins
+import broken_models
+from broken_models.encoder_decoder import StreamingPair
+from broken_models.layers import BothWays, PlainStack, PrefixStack, RightContext, SinksStack, Stack
+from pellucid.audits import TokensProbe, audit
+from pellucid.audits.broken import TinyEncoderDecoder
 from pellucid.audits.probes.torch_layers import TorchLayersProbe
-from pellucid.audits.twins.pairs import Pair, StreamingPair
-from pellucid.audits.twins.stack import BothWays, PlainStack, PrefixStack, RightContext, SinksStack, Stack
 from pellucid.errors import InputError
 from pellucid.visibility import causal, full, window
 
@@ -17,7 +19,7 @@ FLOW = ["future", "window", "prefix", "batch", "cross"]
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     "make",
-    [Stack, PrefixStack, RightContext, SinksStack, PlainStack, BothWays, Pair, StreamingPair],
+    [Stack, PrefixStack, RightContext, SinksStack, PlainStack, BothWays, TinyEncoderDecoder, StreamingPair],
     ids=lambda make: make.__name__,
 )
 def test_honest_models_pass(make, dtype):
@@ -28,7 +30,7 @@ def test_honest_models_pass(make, dtype):
 
 def test_layers_are_told_apart_where_the_whole_is_right():
     """Local and global layers in the wrong order: end to end the same tokens are reached."""
-    report = audit(twins.WindowsSwapped(), checks=FLOW)
+    report = audit(broken_models.WindowsSwapped(), checks=FLOW)
     assert report.verdicts["future"] == "pass"
     cases = {finding.case: finding for finding in report.of("window")}
     assert cases["tokens"].status == "pass"

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
+from broken_models.hf_style import HFStyleDecoder
+from broken_models.masks import DiscardsTheFill
+from broken_models.positions import IgnoresPositions
 from pellucid.audits import audit
 from pellucid.audits.probes.named import NamedProbe
 from pellucid.audits.run import probe_for
 from pellucid.audits.targets import from_text
-from pellucid.audits.twins.lm import Lm
-from pellucid.audits.twins.masks import DiscardsTheFill
-from pellucid.audits.twins.places import IgnoresPositions
 from pellucid.errors import InputError
 
 
@@ -36,11 +36,11 @@ class Mean(nn.Module):
 
 
 def test_a_forward_like_that_of_transformers_is_asked_about_padding_and_positions():
-    probe = probe_for(bare(Lm))
+    probe = probe_for(bare(HFStyleDecoder))
     assert isinstance(probe, NamedProbe)
     assert probe.capabilities == {"embeddings", "padding", "positions"}
     assert probe.ways == ("with an all-ones mask",)
-    report = audit(bare(Lm), checks=["padding", "positions", "mask_ignored", "future"])
+    report = audit(bare(HFStyleDecoder), checks=["padding", "positions", "mask_ignored", "future"])
     assert not any(finding.failed for finding in report.findings)
     assert "with an all-ones mask" in {finding.case for finding in report.findings}
     assert report.called.startswith("called by NamedProbe (embeddings, padding, positions)")

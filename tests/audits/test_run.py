@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from pellucid.audits import CHECKS, Toy, audit, twins
+import broken_models
+from pellucid.audits import CHECKS, TinyDecoder, audit
 from pellucid.errors import InputError
 from pellucid.probe import Probe, Request
 
@@ -21,7 +22,7 @@ class Raises(nn.Module):
 
 
 def test_a_report_is_json_and_a_table():
-    report = audit(twins.SeesOneAhead(), checks=["future", "trace"])
+    report = audit(broken_models.SeesOneAhead(), checks=["future", "trace"])
     told = json.loads(json.dumps(report.to_dict(), allow_nan=False))
     assert (told["target"], told["passed"]) == ("SeesOneAhead", False)
     assert told["verdicts"] == {"future": "leak", "trace": "pass"}
@@ -33,13 +34,13 @@ def test_a_report_is_json_and_a_table():
 
 
 def test_infinite_sizes_are_json_too():
-    report = audit(twins.PoisonedByPads(), checks=["padding"])
+    report = audit(broken_models.PoisonedByPads(), checks=["padding"])
     assert '"size": "inf"' in json.dumps(report.to_dict(), allow_nan=False)
 
 
 def test_checks_run_in_order_once_and_are_announced():
     heard = []
-    audit(Toy(), checks=["trace", "batch", "trace"], progress=heard.append)
+    audit(TinyDecoder(), checks=["trace", "batch", "trace"], progress=heard.append)
     assert heard == ["trace", "batch"]
 
 
@@ -59,14 +60,14 @@ def test_a_result_of_the_wrong_shape_is_explained():
     ("ask", "said"),
     [
         (
-            lambda: audit(Toy(), checks=["futur"]),
+            lambda: audit(TinyDecoder(), checks=["futur"]),
             "there is no check 'futur'; did you mean 'future'? there are future,",
         ),
-        (lambda: audit(Toy(), checks=["xyz"]), "there is no check 'xyz'; there are future, window"),
+        (lambda: audit(TinyDecoder(), checks=["xyz"]), "there is no check 'xyz'; there are future, window"),
         (lambda: audit(3), "int cannot be called"),
-        (lambda: audit(Toy(), length=1), "length is 1"),
-        (lambda: audit(probe=Toy()), "Toy is no probe: it lacks name, vocab_size, rules"),
-        (lambda: audit(Toy(vocab_size=1)), "the vocabulary has 1 tokens"),
+        (lambda: audit(TinyDecoder(), length=1), "length is 1"),
+        (lambda: audit(probe=TinyDecoder()), "TinyDecoder is no probe: it lacks name, vocab_size, rules"),
+        (lambda: audit(TinyDecoder(vocab_size=1)), "the vocabulary has 1 tokens"),
         (lambda: audit(lambda tokens: "text"), "the vocabulary's size cannot be read off <lambda>"),
     ],
 )
@@ -78,7 +79,7 @@ def test_bad_requests_get_one_line(ask, said):
 
 
 def test_the_target_and_all_random_states_are_left_as_they_were():
-    class Sloppy(twins.CountsCalls):
+    class Sloppy(broken_models.CountsCalls):
         """Counts calls, moves its weights, and swaps a buffer for another tensor."""
 
         def entry(self, x, queries, request):
@@ -102,7 +103,7 @@ def test_the_target_and_all_random_states_are_left_as_they_were():
 
 
 def test_training_mode_and_no_grad_do_not_change_the_answer():
-    toy = Toy().train()
+    toy = TinyDecoder().train()
     with torch.no_grad():
         inside = audit(toy, checks=["future", "packing"])
     with torch.inference_mode():
@@ -111,14 +112,14 @@ def test_training_mode_and_no_grad_do_not_change_the_answer():
 
 
 def test_frozen_weights_are_no_obstacle():
-    toy = Toy().requires_grad_(False)
+    toy = TinyDecoder().requires_grad_(False)
     report = audit(toy)
     assert set(report.verdicts.values()) == {"pass", "not_applicable"}
     assert not any(parameter.requires_grad for parameter in toy.parameters())
 
 
 def test_a_target_that_answers_differently_each_time_is_not_compared():
-    report = audit(twins.DropsOutInEval())
+    report = audit(broken_models.DropsOutInEval())
     assert report.verdicts["trace"] == "leak"
     assert {report.verdicts[name] for name, check in CHECKS.items() if check.steady} == {"not_applicable"}
     assert "see determinism" in report.of("padding")[0].message
@@ -129,7 +130,7 @@ def test_what_a_cache_refuses_is_not_applicable_and_the_rest_goes_on():
         capabilities = frozenset({"cache", "crop", "snapshot"})
 
         def __init__(self):
-            toy = Toy()
+            toy = TinyDecoder()
             self.inner, self.name = toy.probe(), "no crop"
             self.vocab_size, self.rules = self.inner.vocab_size, self.inner.rules
 

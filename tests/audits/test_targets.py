@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from pellucid.audits import Toy, audit, twins
+import broken_models
+from pellucid.audits import TinyDecoder, audit
 from pellucid.audits.junit import write_junit
 from pellucid.audits.probes.hf_load import from_folder
 from pellucid.audits.targets import from_text
@@ -92,11 +93,11 @@ def test_a_number_is_no_model(mine):
 
 
 def test_a_probe_may_stand_as_its_own_target():
-    assert audit(Toy().probe(), checks=["future"]).passed
+    assert audit(TinyDecoder().probe(), checks=["future"]).passed
 
 
 def test_junit_counts_and_survives_control_characters(tmp_path):
-    probe = twins.SeesOneAhead().probe()
+    probe = broken_models.SeesOneAhead().probe()
     probe.name = "bad \x00 & <name>"
     write_junit(tmp_path / "a.xml", audit(probe=probe, checks=["future", "cross"]))
     suite = ElementTree.parse(tmp_path / "a.xml").getroot()
@@ -109,7 +110,7 @@ def test_junit_counts_and_survives_control_characters(tmp_path):
 
 
 def test_junit_is_strict_when_asked(tmp_path):
-    report = audit(twins.PoisonedByPads(), checks=["padding"])
+    report = audit(broken_models.PoisonedByPads(), checks=["padding"])
     for strict, failures in ((False, 0), (True, 1)):
         write_junit(tmp_path / "a.xml", report, strict=strict)
         assert (int(ElementTree.parse(tmp_path / "a.xml").getroot().attrib["failures"]) > 0) == failures
@@ -120,14 +121,14 @@ def test_three_lines_in_somebodys_suite(tmp_path):
     (tmp_path / "test_theirs.py").write_text(
         textwrap.dedent("""
             import sys
-            from pellucid.audits.twins.toy import Toy  # their model
+            from pellucid.audits import TinyDecoder  # their model
 
             def test_honest(no_leaks):
-                no_leaks(Toy(), checks=["future"])
+                no_leaks(TinyDecoder(), checks=["future"])
 
             def test_leaking(no_leaks):
-                from pellucid.audits import twins
-                no_leaks(twins.SeesOneAhead(), checks=["future"])
+                from pellucid.audits import broken
+                no_leaks(broken.SeesOneAhead(), checks=["future"])
         """)
     )
     (tmp_path / "test_nothing.py").write_text(

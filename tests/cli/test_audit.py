@@ -11,7 +11,7 @@ from pellucid.cli.main import main
 MODEL = """
 import torch
 from torch import nn
-from pellucid.audits.twins.stack import Stack, WindowsSwapped
+from broken_models.layers import Stack, WindowsSwapped
 
 class Leaks(nn.Module):
     def __init__(self):

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+import broken_models
 from helpers.browser import drive, needs_chromium
 from helpers.tiny import tiny_model
-from pellucid.audits import audit, expected_flow, twins
+from pellucid.audits import audit, expected_flow
 from pellucid.checkpoints import Checkpoint, load
 from pellucid.cli import demo, sample
 from pellucid.cli.main import main
@@ -64,7 +65,7 @@ def said(page: Path) -> str:
 
 
 def test_the_page_of_an_audit_says_what_leaks(tmp_path: Path) -> None:
-    report = audit(twins.SeesOneAhead(), checks=["future", "padding"])
+    report = audit(broken_models.SeesOneAhead(), checks=["future", "padding"])
     audit_page(tmp_path / "a.html", report)
     words = said(tmp_path / "a.html")
     assert "The audit failed: future" in words
@@ -82,7 +83,7 @@ def test_the_page_of_a_clean_audit_says_so(tmp_path: Path) -> None:
 
 
 def test_a_page_says_what_was_strict(tmp_path: Path) -> None:
-    report = audit(twins.PoisonedByPads(), checks=["padding"])
+    report = audit(broken_models.PoisonedByPads(), checks=["padding"])
     audit_page(tmp_path / "a.html", report)
     assert "The audit passed: 1 checks in" in said(tmp_path / "a.html")
     audit_page(tmp_path / "a.html", report, passed=False)

@@ -315,7 +315,7 @@ def test_audit_passes_an_honest_checkpoint(checkpoint: Path, capsys: Captured) -
 
 
 def test_audit_of_a_leak_exits_with_one(checkpoint: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A twin whose every token takes a little from the one after it."""
+    """A model whose every token takes a little from the one after it."""
     forward = Decoder.forward
 
     def leaking(self: Decoder, batch: object, **options: object) -> object:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import Field, model_validator
 
 from pellucid.configfile import Config, to_yaml
-from pellucid.configfile.text import load
+from pellucid.configfile.yaml import load_yaml
 from pellucid.errors import ConfigError, InputError
 
 NAN, INF = float("nan"), float("inf")
@@ -182,7 +182,7 @@ TEXT = TRAPS | st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), 
 )
 def test_what_is_written_reads_back_equal(layers: list[str], rates: dict[str, float], base: float) -> None:
     model = Model(layers=layers, rates=rates, position=Rope(base=base), others=[Rope(), Rope()])
-    assert Model.from_mapping(load(to_yaml(model), "text")) == model
+    assert Model.from_mapping(load_yaml(to_yaml(model), "text")) == model
 
 
 def test_a_written_file_reads_back_equal(tmp_path: Path) -> None:

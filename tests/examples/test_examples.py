@@ -42,12 +42,12 @@ def test_the_tiny_example_trains_and_generates(
     assert capsys.readouterr().out.startswith("Who may")
 
 
-def test_the_leaking_twin_looks_better_and_is_caught(
+def test_the_leaking_model_looks_better_and_is_caught(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = tmp_path / "twin.html"
-    monkeypatch.setattr(sys, "argv", ["leaking_twin.py", "--steps", "90", "--out", str(page)])
-    runpy.run_path(str(ROOT / "examples" / "leaking_twin.py"), run_name="__main__")
+    page = tmp_path / "page.html"
+    monkeypatch.setattr(sys, "argv", ["leaking_model.py", "--steps", "90", "--out", str(page)])
+    runpy.run_path(str(ROOT / "examples" / "leaking_model.py"), run_name="__main__")
     honest, leaking, *_ = capsys.readouterr().out.splitlines()
     assert honest.endswith("audit: pass")
     assert leaking.endswith("audit: leak")

@@ -9,7 +9,7 @@ from helpers.drawn_configs import configs
 from helpers.spread import speaks, spread_model
 from pellucid.audits import audit
 from pellucid.configfile import to_yaml
-from pellucid.configfile.text import load
+from pellucid.configfile.yaml import load_yaml
 from pellucid.models import Decoder, EncoderDecoder, ModelConfig, build
 
 drawn = given(configs())
@@ -23,7 +23,7 @@ def many(count):
 @many(40)
 def test_configs_come_back_from_their_text_and_build(words):
     config = ModelConfig(**words)
-    assert ModelConfig.from_mapping(load(to_yaml(config), "text")) == config
+    assert ModelConfig.from_mapping(load_yaml(to_yaml(config), "text")) == config
     assert ModelConfig(**config.model_dump(mode="json")) == config
     model = build(config, device="meta")
     assert len(model.layers) == len(config.layers)

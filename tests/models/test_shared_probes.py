@@ -8,7 +8,7 @@ from helpers.shared_probes import ROWS
 from helpers.spread import SPREAD, spread_config, spread_model
 from helpers.tiny import assert_agree, tiny_model
 from pellucid.configfile import to_yaml
-from pellucid.configfile.text import load
+from pellucid.configfile.yaml import load_yaml
 from pellucid.data import Batch, objectives
 from pellucid.errors import UnsupportedError
 from pellucid.models import Decoder, EncoderDecoder, ModelConfig
@@ -47,7 +47,7 @@ def test_the_spread_is_wide():
 @each
 def test_configs_come_back_from_their_text(words):
     config = spread_config(words)
-    assert ModelConfig.from_mapping(load(to_yaml(config), "text")) == config
+    assert ModelConfig.from_mapping(load_yaml(to_yaml(config), "text")) == config
 
 
 @each

@@ -137,7 +137,7 @@ def _quiet() -> None:
 def _forget() -> None:
     """Pellucid and what imports it are loaded anew, without the hook of a test session that checks shapes."""
     sys.meta_path[:] = [finder for finder in sys.meta_path if not type(finder).__module__.startswith("jaxtyping")]
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("pellucid", "helpers")]:
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("pellucid", "helpers", "broken_models")]:
         del sys.modules[name]
 
 

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from helpers.browser import drive, needs_chromium
-from pellucid.errors import InputError, ShapeError
+from pellucid.errors import ArgumentError, ShapeError
 from pellucid.records import Curve, Curves, Figure, Flow, Table, TokenView
 from pellucid.reports import page_html, write_page
 from pellucid.reports.page.curves import tick, ticks
 from pellucid.reports.page.matrices import MOST, difference
-from pellucid.reports.page.words import SYMBOLS, name_of, pieces, shown
+from pellucid.reports.page.token_text import SYMBOLS, name_of, pieces, shown
 
 HOSTILE = (
     "</script><script>document.title='run'</script>",
@@ -349,7 +349,7 @@ def test_a_page_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
     write_page(path, "first", [("a", ["text"])])
     before = path.read_text(encoding="utf-8")
     assert "<title>first</title>" in before
-    with pytest.raises(InputError, match="a page cannot draw a dict; give Table, Figure, Flow"):
+    with pytest.raises(ArgumentError, match="a page cannot draw a dict; give Table, Figure, Flow"):
         write_page(path, "second", [("a", [{}])])  # type: ignore[list-item]
 
     def full(handle: int) -> None:

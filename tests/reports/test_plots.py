@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from pellucid.errors import ConfigError, InputError, UnsupportedError
+from pellucid.errors import ArgumentError, ConfigError, UnsupportedError
 from pellucid.reports import mask_figure, mask_panels, mask_png
 from pellucid.reports.plots import COLOURS, ticks
 from pellucid.visibility import causal, full, prefix, same_group, window
@@ -118,9 +118,9 @@ def test_groups_are_drawn() -> None:
     ],
 )
 def test_what_cannot_be_drawn(arguments: dict[str, list[int]], said: str) -> None:
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(ArgumentError, match=said):
         mask_panels([causal()], **arguments)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="no rule to draw"):
+    with pytest.raises(ArgumentError, match="no rule to draw"):
         mask_panels([])
 
 

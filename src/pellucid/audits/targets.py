@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from pellucid.audits.probes.hf_tiny import is_pretrained_class, tiny_model
+from pellucid.audits.probes.hf_load import is_pretrained_class, tiny_model
 from pellucid.errors import InputError, one_line
 
 _KINDS = "a checkpoint folder, a Hugging Face folder, or module:attribute such as mypackage.models:make_model"

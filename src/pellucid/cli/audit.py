@@ -115,7 +115,7 @@ def _held_to(found: object, probe: Probe | None, expect: str | None) -> Probe | 
     if expect is None:
         return probe
     from pellucid.audits.run import probe_for
-    from pellucid.errors import InputError
+    from pellucid.errors import ArgumentError
     from pellucid.visibility import parse
 
     probe = probe_for(found) if probe is None else probe
@@ -123,7 +123,7 @@ def _held_to(found: object, probe: Probe | None, expect: str | None) -> Probe | 
     layers = len(probe.rules)
     if len(rules) not in (1, layers):
         count = "1" if layers == 1 else f"1 or {layers}"
-        raise InputError(f"--expect lists {len(rules)} rules, but {probe.name} has {layers} layers; give {count}")
+        raise ArgumentError(f"--expect lists {len(rules)} rules, but {probe.name} has {layers} layers; give {count}")
     probe.rules, probe.declared = rules * (layers // len(rules)), True
     return probe
 

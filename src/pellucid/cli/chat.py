@@ -35,7 +35,7 @@ def chat(
       pellucid chat my-model --system "Answer in one line." --temperature 0.7
     """
     from pellucid.checkpoints import load
-    from pellucid.errors import InputError, LengthError
+    from pellucid.errors import ArgumentError, LengthError
     from pellucid.generation import GenerationParams
 
     params = GenerationParams(
@@ -43,7 +43,7 @@ def chat(
     )
     loaded = load(checkpoint)
     if loaded.tokenizer is None:
-        raise InputError(f"{checkpoint} has no tokenizer; a chat needs one")
+        raise ArgumentError(f"{checkpoint} has no tokenizer; a chat needs one")
     told = _Transcript(loaded, system, params)
     failed = answered = 0
     while (line := _line()) is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -11,6 +10,7 @@ import typer
 
 from pellucid.cli import common
 from pellucid.errors import ConfigError
+from pellucid.messages import nearest
 
 if TYPE_CHECKING:
     from pellucid.models.config import ModelConfig
@@ -114,8 +114,8 @@ def _nearest_preset(target: str) -> str:
     """A hint for who may have meant a preset."""
     from pellucid.models import presets
 
-    near = difflib.get_close_matches(target, presets.names(), 1)
-    return f"; there is a preset {near[0]!r}" if near else ""
+    near = nearest(target, presets.names())
+    return "" if near is None else f"; there is a preset {near!r}"
 
 
 def _config(target: str) -> ModelConfig | None:

@@ -136,7 +136,7 @@ def _head(model: ModelConfig) -> str:
 
 def _contract_lines(folder: Folder) -> list[str]:
     """Every field of the contract, except the tensors, which have a table of their own, in YAML's form."""
-    from pellucid.configfile.text import dump
+    from pellucid.configfile.yaml import dump_yaml
 
     contract = folder.contract
     data = contract.model_dump(mode="json", exclude={"tensors", "witness"})
@@ -144,7 +144,7 @@ def _contract_lines(folder: Folder) -> list[str]:
         if stack is not None and all(isinstance(layer, str) for layer in stack["layers"]):
             stack["layers"] = [f"{number} × {rule}" for number, rule in _runs(stack["layers"])]
     data["witness"] = _cases(contract)
-    return [common.printable(line) for line in dump(data).splitlines()]
+    return [common.printable(line) for line in dump_yaml(data).splitlines()]
 
 
 def _cases(contract: Contract) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import types
 from itertools import islice
@@ -10,9 +9,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from pellucid.configfile import text as yaml_text
-from pellucid.configfile.text import show
+from pellucid.configfile.yaml import parse_scalar, yaml_repr
 from pellucid.errors import ConfigError
+from pellucid.messages import either, nearest
 
 _Met = dict[str, list[tuple[dict[str, Any], Any]]]
 """What is wrong at each path: pydantic's problem, and the type that was wanted there."""
@@ -48,7 +47,7 @@ def explain(model: type[BaseModel], error: ValidationError) -> str:
             lines.append(_sentence(path, *problems[0], root=model))
         else:  # the members of a plain union: none of them took the value
             wanted = list(dict.fromkeys(_wanted(problem) for problem, _ in problems))
-            lines.append(f"{path} is {show(problems[0][0]['input'])}, but must be {_either(wanted)}")
+            lines.append(f"{path} is {yaml_repr(problems[0][0]['input'])}, but must be {either(wanted)}")
     if len(said) > _MOST:
         lines.append(f"and {len(said) - _MOST} more problems")
     return "; ".join(lines)
@@ -79,7 +78,7 @@ def _copied(path: str, problem: dict[str, Any], other: str, first: dict[str, Any
         return False
     if any(str(first.get(name)) != str(problem.get(name)) for name in ("type", "ctx", "msg")):
         return False
-    return bool(problem["type"] == "missing" or show(first["input"]) == show(problem["input"]))
+    return bool(problem["type"] == "missing" or yaml_repr(first["input"]) == yaml_repr(problem["input"]))
 
 
 def _sentence(path: str, problem: dict[str, Any], part: Any, root: type[BaseModel]) -> str:
@@ -88,17 +87,17 @@ def _sentence(path: str, problem: dict[str, Any], part: Any, root: type[BaseMode
     parent, _, key = path.rpartition(".")
     inside = f"{parent} has" if parent else "there is"
     if kind == "extra_forbidden":
-        return f"{inside} no key {show(key)}, {_instead(path, part, root)}"
+        return f"{inside} no key {yaml_repr(key)}, {_instead(path, part, root)}"
     if kind == "missing":
         return f"{path} is missing"
     if kind == "invalid_key":
-        return f"the key {show(value)} of {parent or 'the configuration'} is not text, put it in quotes"
+        return f"the key {yaml_repr(value)} of {parent or 'the configuration'} is not text, put it in quotes"
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         return _choice(path, value, context, part)
     if kind in ("value_error", "assertion_error"):
         text = str(context.get("error", problem["msg"]))
         return text if not path or path in text else f"{path}: {text}"
-    return f"{path} is {show(value)}, but must be {_wanted(problem)}" + (
+    return f"{path} is {yaml_repr(value)}, but must be {_wanted(problem)}" + (
         _hint(kind, value) or _as_mapping(kind, value, part)
     )
 
@@ -142,7 +141,7 @@ def _hint(kind: str, value: Any) -> str:
 
 def _is_number(text: str) -> bool:
     try:
-        return len(text) < 40 and isinstance(yaml_text.scalar(text.strip(), ""), int | float)
+        return len(text) < 40 and isinstance(parse_scalar(text.strip(), ""), int | float)
     except ConfigError:
         return False
 
@@ -154,8 +153,8 @@ def _as_mapping(kind: str, value: Any, part: Any) -> str:
     members = [member for member in _members(part) if _is_model(member)]
     tags = [str(tag) for member in members for tag in _tags(member, "kind")]
     if len(members) > 1 and isinstance(value, str):
-        near = difflib.get_close_matches(value, tags, 1)
-        return f": write {{kind: {near[0]}}}" if near else f" with kind: choose {_either([repr(tag) for tag in tags])}"
+        near = nearest(value, tags)
+        return f": write {{kind: {near}}}" if near else f" with kind: choose {either([repr(tag) for tag in tags])}"
     if len(members) == 1 and members[0].model_fields:
         return f" with keys such as {', '.join(islice(members[0].model_fields, 4))}"
     return ""
@@ -165,14 +164,14 @@ def _choice(path: str, value: Any, context: dict[str, Any], part: Any) -> str:
     """A union told apart by a key (``kind``) whose value is absent or unknown."""
     key = context["discriminator"].strip("'")
     tags = [tag for member in _members(part) for tag in _tags(member, key)]
-    choices = f"choose {_either([repr(tag) for tag in tags])}"
+    choices = f"choose {either([repr(tag) for tag in tags])}"
     if context.get("tag") is None:
         if not isinstance(value, dict):
-            return f"{path} is {show(value)}, but must be a mapping with {key}: {choices}"
+            return f"{path} is {yaml_repr(value)}, but must be a mapping with {key}: {choices}"
         return f"{path}.{key} is missing, {choices}"
-    near = difflib.get_close_matches(str(context["tag"]), [str(tag) for tag in tags], 1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
-    return f"{path}.{key} is {show(context['tag'])}, {choices}{hint}"
+    near = nearest(context["tag"], tags)
+    hint = f" (did you mean {near!r}?)" if near else ""
+    return f"{path}.{key} is {yaml_repr(context['tag'])}, {choices}{hint}"
 
 
 def _instead(path: str, part: Any, root: type[BaseModel]) -> str:
@@ -182,16 +181,16 @@ def _instead(path: str, part: Any, root: type[BaseModel]) -> str:
     elsewhere = [(other, owner) for other, owner in paths if other.rpartition(".")[2] == key]
     owners = dict.fromkeys(repr(tag) for other, owner in elsewhere if other == path for tag in _tags(owner, "kind"))
     if owners:
-        return f"it belongs to kind {_either(list(owners))}"
+        return f"it belongs to kind {either(list(owners))}"
     for other, _ in elsewhere:  # in what is around this part
         outer, inner = other.removesuffix(key), path.rpartition(".")[0]
         if inner.startswith(outer) and inner:
             named = [name for name, _ in paths if name.rpartition(".")[0] == outer[:-1] and name.endswith("_" + key)]
             return f"did you mean {named[0]!r}?" if named else f"it belongs outside {inner}, as {other!r}"
     longer = [name for name in known if name.endswith("_" + key)]
-    near = longer or difflib.get_close_matches(key, known, 1)
-    if elsewhere or near:
-        return f"did you mean {(elsewhere[0][0] if elsewhere else near[0])!r}?"
+    near = elsewhere[0][0] if elsewhere else longer[0] if longer else nearest(key, known)
+    if near is not None:
+        return f"did you mean {near!r}?"
     return "known keys are " + (", ".join(known) if known else "none")
 
 
@@ -278,7 +277,3 @@ def _paths(model: type[BaseModel], before: str = "", depth: int = 0) -> list[tup
                 if _is_model(member):
                     result += _paths(member, f"{before}{name}.", depth + 1)
     return result
-
-
-def _either(words: list[str]) -> str:
-    return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from pellucid.configfile import text as yaml_text
+from pellucid.configfile.yaml import MAX_DEPTH, load_yaml
 from pellucid.errors import ConfigError
 
 MAX_BYTES = 1_000_000
@@ -21,7 +21,7 @@ def read_mapping(path: str | os.PathLike[str]) -> dict[str, Any]:
         found = f"ends in {kind!r}" if kind else "has no suffix"
         raise ConfigError(f"{path}: the name {found}; a configuration is .yaml, .yml or .json")
     content = _read(path)
-    data = _json(content, str(path)) if kind == ".json" else yaml_text.load(content, str(path))
+    data = _json(content, str(path)) if kind == ".json" else load_yaml(content, str(path))
     if not isinstance(data, dict):
         found = "nothing" if data is None else f"a {_NAMES.get(type(data), type(data).__name__)}"
         raise ConfigError(f"{path} holds {found}; a configuration is a mapping of keys to values")
@@ -64,13 +64,13 @@ def _json(content: str, source: str) -> Any:
     except json.JSONDecodeError as error:
         raise ConfigError(f"{source} line {error.lineno}: {error.msg}") from error
     except RecursionError as error:
-        raise ConfigError(f"{source}: values are nested deeper than {yaml_text.MAX_DEPTH} levels") from error
+        raise ConfigError(f"{source}: values are nested deeper than {MAX_DEPTH} levels") from error
     except ConfigError:
         raise
     except ValueError as error:  # a number with more digits than Python converts
         raise ConfigError(f"{source}: {error}") from error
-    if _deeper(data, yaml_text.MAX_DEPTH):
-        raise ConfigError(f"{source}: values are nested deeper than {yaml_text.MAX_DEPTH} levels")
+    if _deeper(data, MAX_DEPTH):
+        raise ConfigError(f"{source}: values are nested deeper than {MAX_DEPTH} levels")
     return data
 
 

@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from pellucid.configfile import text as yaml_text
 from pellucid.configfile.explain import explain
 from pellucid.configfile.files import read_mapping
 from pellucid.configfile.overrides import apply_overrides
+from pellucid.configfile.yaml import dump_yaml, yaml_repr
 from pellucid.errors import ConfigError
 
 C = TypeVar("C", bound="Config")
@@ -52,12 +52,10 @@ class Config(BaseModel):
     def from_mapping(cls: type[C], mapping: object) -> C:
         """The configuration that a mapping from outside describes; anything else is refused."""
         if not isinstance(mapping, Mapping):
-            raise ConfigError(
-                f"{cls.__name__} is made from a mapping of keys to values, not from {yaml_text.show(mapping)}"
-            )
+            raise ConfigError(f"{cls.__name__} is made from a mapping of keys to values, not from {yaml_repr(mapping)}")
         odd = [key for key in mapping if not isinstance(key, str)]
         if odd:
-            raise ConfigError(f"the key {yaml_text.show(odd[0])} is not text, put it in quotes")
+            raise ConfigError(f"the key {yaml_repr(odd[0])} is not text, put it in quotes")
         return cls(**mapping)
 
     @classmethod
@@ -84,7 +82,7 @@ class Config(BaseModel):
 
 def to_yaml(config: Config) -> str:
     """``config`` as YAML, in the order of its fields; reading it back gives an equal configuration."""
-    return yaml_text.dump(config.model_dump(mode="json"))
+    return dump_yaml(config.model_dump(mode="json"))
 
 
 def _tuples(value: Any) -> Any:

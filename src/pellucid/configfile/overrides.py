@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pellucid.configfile import text as yaml_text
-from pellucid.configfile.text import show
+from pellucid.configfile.yaml import MAX_DEPTH, load_yaml, parse_scalar, yaml_repr
 from pellucid.errors import ConfigError
 
 
@@ -35,9 +34,9 @@ def _set(root: dict[str, Any], override: str) -> None:
     path, equals, text = override.partition("=")
     keys = [key.strip() for key in path.split(".")]
     if not equals or not all(keys):
-        raise ConfigError(f"{show(override)} is not an override; write key=value or outer.inner=value")
-    if len(keys) > yaml_text.MAX_DEPTH:
-        raise ConfigError(f"{show(override)} goes {len(keys)} levels deep, but at most {yaml_text.MAX_DEPTH} are read")
+        raise ConfigError(f"{yaml_repr(override)} is not an override; write key=value or outer.inner=value")
+    if len(keys) > MAX_DEPTH:
+        raise ConfigError(f"{yaml_repr(override)} goes {len(keys)} levels deep, but at most {MAX_DEPTH} are read")
     value = _value(text, override)
     inside: Any = root
     for depth, key in enumerate(keys[:-1]):
@@ -59,18 +58,20 @@ def _place(inside: Any, key: str, path: list[str], override: str) -> Any:
         return key
     name = ".".join(path)
     if not isinstance(inside, list):
-        raise ConfigError(f"{show(override)} goes inside {name}, but {name} is {show(inside)}, not a mapping or a list")
+        raise ConfigError(
+            f"{yaml_repr(override)} goes inside {name}, but {name} is {yaml_repr(inside)}, not a mapping or a list"
+        )
     number = int(key) if key.isascii() and key.isdecimal() and len(key) < 10 else len(inside)
     if number >= len(inside):
         raise ConfigError(
-            f"{show(override)} names entry {show(key)} of {name}, but {name} is a list of {len(inside)}; "
+            f"{yaml_repr(override)} names entry {yaml_repr(key)} of {name}, but {name} is a list of {len(inside)}; "
             "count its entries from 0"
         )
     return number
 
 
 def _value(text: str, override: str) -> Any:
-    text, source = text.strip(), f"override {show(override)}"
+    text, source = text.strip(), f"override {yaml_repr(override)}"
     if text[:1] in ("[", "{", '"', "'"):
-        return yaml_text.load(text, source)
-    return yaml_text.scalar(text, source)
+        return load_yaml(text, source)
+    return parse_scalar(text, source)

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from pellucid.data.files import lone_surrogate, plain, surrogate_at
 from pellucid.data.sandbox import DEFAULT, Limits, render
-from pellucid.data.tokenizer import BEGIN, END, PAD, with_begin
+from pellucid.data.special import BEGIN, END, PAD
+from pellucid.data.tokenizer import with_begin
 from pellucid.errors import InputError
 
 ROLES = ("system", "developer", "user", "assistant", "tool")

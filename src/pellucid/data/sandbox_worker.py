@@ -142,7 +142,9 @@ def _refuse_opaque(*values: Any) -> None:
             _refuse_opaque(*value, *value.values())
         elif isinstance(value, list | tuple | set | frozenset):
             _refuse_opaque(*value)
-        elif not isinstance(value, Undefined) and (callable(value) or type(value).__repr__ is object.__repr__):
+        elif not isinstance(value, Undefined) and (
+            callable(value) or type(value).__repr__ is object.__repr__  # type: ignore[comparison-overlap]
+        ):
             raise RefusedError(f"it makes text of a {type(value).__name__}, which has none that stays the same")
 
 

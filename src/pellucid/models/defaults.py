@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from pellucid.configfile.text import show
+from pellucid.configfile.yaml import yaml_repr
 from pellucid.errors import ConfigError
 from pellucid.models import presets
 from pellucid.visibility import parse
@@ -30,7 +30,7 @@ def spelled_out(data: dict[str, Any]) -> dict[str, Any]:
         data = _from_preset(data)
     family = data.get("family", "decoder")
     if not isinstance(family, str) or family not in _RULES:
-        raise ValueError(f"family is {show(family)}, but must be 'encoder', 'decoder' or 'encoder_decoder'")
+        raise ValueError(f"family is {yaml_repr(family)}, but must be 'encoder', 'decoder' or 'encoder_decoder'")
     for name in ("encoder", "source_vocab_size", "cross_attention"):
         if family != "encoder_decoder" and data.get(name) is not None:
             raise ValueError(f"{name} belongs to family 'encoder_decoder', but family is {family!r}; leave it out")
@@ -70,7 +70,7 @@ def _stack(data: dict[str, Any], rule: str, *, two_way: bool) -> dict[str, Any]:
         if given == word:
             data[name] = meant
         elif isinstance(given, str):
-            raise ValueError(f"{name} is {show(given)}, but must be a number above 0, or {word!r}")
+            raise ValueError(f"{name} is {yaml_repr(given)}, but must be a number above 0, or {word!r}")
     return data
 
 
@@ -100,11 +100,11 @@ def _layers(data: dict[str, Any], usual: str, two_way: bool) -> dict[str, Any]:
     count, rule = data.pop("num_hidden_layers", None), data.pop("rule", None)
     layers = data.get("layers")
     if rule is not None and not isinstance(rule, str):
-        raise ValueError(f"rule is {show(rule)}, but must be text such as {EXAMPLE!r}")
+        raise ValueError(f"rule is {yaml_repr(rule)}, but must be text such as {EXAMPLE!r}")
     if layers is None and count is not None:
         if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST_LAYERS:
             raise ValueError(
-                f"num_hidden_layers is {show(count)}, but a whole number from 1 to {MOST_LAYERS} is needed"
+                f"num_hidden_layers is {yaml_repr(count)}, but a whole number from 1 to {MOST_LAYERS} is needed"
             )
         layers = data["layers"] = [rule if rule is not None else usual] * count
     elif layers is not None:
@@ -112,7 +112,7 @@ def _layers(data: dict[str, Any], usual: str, two_way: bool) -> dict[str, Any]:
             raise ValueError("layers lists a rule for each layer already; leave rule out")
         if isinstance(layers, list | tuple) and count is not None and count != len(layers):
             raise ValueError(
-                f"num_hidden_layers is {show(count)}, but layers lists {len(layers)} rules; make them agree"
+                f"num_hidden_layers is {yaml_repr(count)}, but layers lists {len(layers)} rules; make them agree"
             )
     if isinstance(layers, list | tuple):
         data["layers"] = tuple(_layer(layer, usual, two_way) for layer in layers)

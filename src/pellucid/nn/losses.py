@@ -72,7 +72,7 @@ def linear_cross_entropy(
         hidden_CD, weight_VD = hidden_CD.detach(), weight_VD.detach()
         bias_V = None if bias_V is None else bias_V.detach()
     settings = (multiplier, softcap, label_smoothing, chunk)
-    total = _LinearCrossEntropy.apply(hidden_CD, weight_VD, bias_V, targets, *settings)
+    total = _LinearCrossEntropy.apply(hidden_CD, weight_VD, bias_V, targets, *settings)  # type: ignore[no-untyped-call]
     return Loss(total, torch.tensor(targets.numel(), device=targets.device))
 
 

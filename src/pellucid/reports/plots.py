@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-from pellucid.errors import InputError
+from pellucid.errors import ArgumentError
 from pellucid.records import Figure
 from pellucid.visibility import Coordinates, Rule
 
@@ -79,12 +79,12 @@ def mask_panels(
     rules that read groups. ``part`` says whose layers they are; the sources of ``cross`` are as long as the documents.
     """
     if not rules:
-        raise InputError("there is no rule to draw; give at least one")
+        raise ArgumentError("there is no rule to draw; give at least one")
     total = sum(documents)
     if not documents or min(documents) < 1 or total > LONGEST:
-        raise InputError(f"documents of {list(documents)} tokens cannot be drawn; draw 1 to {LONGEST} tokens in all")
+        raise ArgumentError(f"documents of {list(documents)} tokens cannot be drawn; draw 1 to {LONGEST} tokens in all")
     if groups is not None and len(groups) != total:
-        raise InputError(f"{len(groups)} groups for {total} tokens; give one group a token")
+        raise ArgumentError(f"{len(groups)} groups for {total} tokens; give one group a token")
     where = _coordinates(documents, groups)
     panels = []
     for text, layers in _by_rule(rules).items():

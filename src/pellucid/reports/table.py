@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table as Drawn
 from rich.text import Text
 
+from pellucid.messages import printable
 from pellucid.records import Cell, Table
 
 STYLES: Mapping[str, str] = {"pass": "green", "leak": "bold red", "error": "bold red", "fragile": "yellow"}
@@ -23,9 +24,9 @@ def show(table: Table, file: TextIO, *, styles: Mapping[str, str] = STYLES) -> N
     if not console.is_terminal:
         file.write("\n".join(plain_lines(table)) + "\n")
         return
-    drawn = Drawn(title=clean(table.title) or None, title_justify="left", header_style="bold")
+    drawn = Drawn(title=printable(table.title) or None, title_justify="left", header_style="bold")
     for index, name in enumerate(table.columns):
-        drawn.add_column(clean(name), justify="right" if _numeric(table, index) else "left", overflow="fold")
+        drawn.add_column(printable(name), justify="right" if _numeric(table, index) else "left", overflow="fold")
     for row in table.rows:
         drawn.add_row(*(Text(text, styles.get(text, "")) for text in map(cell_text, row)))
     console.print(drawn)
@@ -34,13 +35,13 @@ def show(table: Table, file: TextIO, *, styles: Mapping[str, str] = STYLES) -> N
 def plain_lines(table: Table) -> list[str]:
     """The table as lines: title, columns, rows; cells are two spaces apart."""
     lines = [
-        [clean(name) for name in table.columns],
+        [printable(name) for name in table.columns],
         *([cell_text(cell) for cell in row] for row in table.rows),
     ]
     widths = [max(cell_len(line[index]) for line in lines) for index in range(len(table.columns))]
     right = [_numeric(table, index) for index in range(len(table.columns))]
     aligned = ["  ".join(map(_aligned, line, widths, right)).rstrip() for line in lines]
-    return [clean(table.title), *aligned] if table.title else aligned
+    return [printable(table.title), *aligned] if table.title else aligned
 
 
 def cell_text(cell: Cell) -> str:
@@ -51,12 +52,7 @@ def cell_text(cell: Cell) -> str:
         return "yes" if cell else "no"
     if isinstance(cell, float):
         return f"{cell:.4g}" if math.isfinite(cell) else str(cell)
-    return clean(str(cell))
-
-
-def clean(text: str) -> str:
-    """``text`` with everything spelt out that would move a terminal's cursor or break the line."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return printable(str(cell))
 
 
 def _numeric(table: Table, index: int) -> bool:

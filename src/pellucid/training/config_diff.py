@@ -7,7 +7,7 @@ from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from pellucid.configfile import Config
-from pellucid.configfile.text import show
+from pellucid.configfile.yaml import yaml_repr
 
 _MOST = 3
 
@@ -40,7 +40,7 @@ def told(found: Sequence[ConfigDifference]) -> str:
 
 def plain(value: Any) -> str:
     """A value as an error shows it: text without quotes."""
-    return value[:80] if isinstance(value, str) and value.isprintable() and value else show(value)
+    return value[:80] if isinstance(value, str) and value.isprintable() and value else yaml_repr(value)
 
 
 def _walk(was: Any, now: Any, name: str) -> Iterator[ConfigDifference]:

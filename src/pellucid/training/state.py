@@ -22,7 +22,7 @@ from torch import Tensor
 
 from pellucid.checkpoints.files import canonical_digest, digest, read_json
 from pellucid.checkpoints.header import read_header
-from pellucid.configfile.text import show
+from pellucid.configfile.yaml import yaml_repr
 from pellucid.errors import CheckpointError
 from pellucid.training.optim import OptimizerSet
 
@@ -162,12 +162,12 @@ def _check_counters(path: Path, said: Mapping[str, Any]) -> None:
     for name, (right, kind) in wanted.items():
         if not right:
             raise CheckpointError(
-                f"{path}: {name} is {show(said[name])}, but must be {kind}; put the file back as it was written"
+                f"{path}: {name} is {yaml_repr(said[name])}, but must be {kind}; put the file back as it was written"
             )
     if (best is None) != (best_step is None) or (best_step is not None and best_step > step):
         raise CheckpointError(
-            f"{path}: best is {show(best)}, best_step {show(best_step)} and step {step}, which contradict each other; "
-            "put the file back as it was written"
+            f"{path}: best is {yaml_repr(best)}, best_step {yaml_repr(best_step)} and step {step}, which contradict "
+            "each other; put the file back as it was written"
         )
 
 

@@ -7,8 +7,11 @@ not see the future, and seeing less is no fault.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
 from pellucid.probe import Visibility
@@ -44,16 +47,15 @@ def source_rules_of(config: Any) -> Declaration:
     return _layers(part, _count(part, _ENCODER_COUNTS + _COUNTS), both_ways=True)
 
 
-_PADDED_RIGHT = {
-    "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart", "mvp", "pegasus", "plbart",
-    "prophetnet", "roformer", "trocr", "whisper",
-}  # fmt: skip
-"""Types that count positions by slots, as their documentation says: it advises to pad them on the right."""
+@cache
+def families() -> dict[str, Any]:
+    """What configs do not say by themselves, by model type: ``hf_families.json``."""
+    return dict(json.loads(Path(__file__).with_name("hf_families.json").read_text(encoding="utf-8")))
 
 
 def padded_right(config: Any) -> bool:
     """Whether the library's documentation says of this type that it is padded on the right."""
-    return _get(config, "model_type", "") in _PADDED_RIGHT
+    return _get(config, "model_type", "") in families()["padded_on_the_right"]
 
 
 def looks_back(rules: Sequence[Visibility]) -> bool:
@@ -102,10 +104,7 @@ def _looks_ahead(config: Any) -> bool:
 
 def _reads_is_decoder(config: Any) -> bool:
     """``is_decoder=False`` means *both ways* only to encoders that can be turned into decoders."""
-    return hasattr(config, "is_decoder") and _get(config, "model_type", "") not in _ALWAYS_CAUSAL
-
-
-_ALWAYS_CAUSAL = {"gpt_neox", "gpt_neox_japanese", "esm", "musicgen_decoder", "musicgen_melody_decoder", "trocr"}
+    return hasattr(config, "is_decoder") and _get(config, "model_type", "") not in families()["always_causal"]
 
 
 def _layers(config: Any, count: int, both_ways: bool) -> Declaration:
@@ -118,20 +117,12 @@ def _layers(config: Any, count: int, both_ways: bool) -> Declaration:
         return Declaration(tuple(rule for rule, _ in made), all(known for _, known in made))
     size = _get(config, "sliding_window", None)
     if not isinstance(size, int) or size < 1 or _get(config, "use_sliding_window", True) is False:
-        known = not any(hasattr(config, name) for name in _NOT_ATTENTION)
+        known = not any(hasattr(config, name) for name in families()["words_of_other_layers"])
         return Declaration((full() if both_ways else causal(),) * count, known)
     first = _get(config, "max_window_layers", 0) if hasattr(config, "use_sliding_window") else 0
     near = _near(config, size, both_ways)
     far = full() if both_ways else causal()
     return Declaration(tuple(near if layer >= first else far for layer in range(count)))
-
-
-_NOT_ATTENTION = (
-    "state_size", "ssm_state_size", "conv_kernel", "mamba_d_state", "linear_conv_kernel_dim", "index_topk",
-    "attn_layers", "bucket_size", "num_landmarks", "attention_type", "rescale_every", "mlstm_round_up_to_multiple_of",
-    "block_per_row", "use_expectation", "conv_kernel_size", "block_sizes", "encoder_attention_type",
-)  # fmt: skip
-"""Words of configs whose layers are not, or not only, plain attention."""
 
 
 def _of_type(config: Any, kind: str, layer: int, both_ways: bool) -> tuple[Rule, bool]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pellucid.configfile import read_mapping
-from pellucid.configfile.text import show
+from pellucid.configfile.yaml import yaml_repr
 from pellucid.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def _known(name: object) -> str:
         return str(name)
     near = difflib.get_close_matches(str(name), known, 1)
     hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
-    raise ConfigError(f"there is no preset {show(name)}; {hint}")
+    raise ConfigError(f"there is no preset {yaml_repr(name)}; {hint}")
 
 
 def _merged(below: Any, above: Any) -> Any:

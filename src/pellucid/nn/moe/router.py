@@ -95,7 +95,7 @@ class Router(nn.Module):
             narrow = moved.is_floating_point() and moved.dtype.itemsize < 4
             return tensor.to(moved.device, torch.float32) if narrow else moved
 
-        return super()._apply(wide, recurse)
+        return super()._apply(wide, recurse)  # type: ignore[no-untyped-call]
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[-1]}, experts={self.experts}, top_k={self.top_k}"

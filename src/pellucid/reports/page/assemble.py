@@ -1,6 +1,6 @@
 """Records to one HTML file: template, style and script, each allowed by its hash and nothing else.
 
-Every text goes through :func:`~pellucid.reports.page.words.shown` and the template's escaping; SVG that a
+Every text goes through :func:`~pellucid.reports.page.token_text.shown` and the template's escaping; SVG that a
 :class:`~pellucid.records.Figure` brings along is shown as an image, in which nothing can run; numbers for the
 script travel as JSON in which no character can end the element.
 """
@@ -19,12 +19,12 @@ from typing import Any
 from jinja2 import BaseLoader, Environment, StrictUndefined, Template
 from markupsafe import Markup
 
-from pellucid.errors import InputError
+from pellucid.errors import ArgumentError
 from pellucid.records import SEVERITY, Cell, Curves, Figure, Flow, Table, TokenView
 from pellucid.reports.page.curves import curves_block
 from pellucid.reports.page.matrices import flow_block
+from pellucid.reports.page.token_text import SYMBOLS, cell, shown, word
 from pellucid.reports.page.tokens import tokens_block
-from pellucid.reports.page.words import SYMBOLS, cell, shown, word
 
 Record = Table | Figure | Flow | TokenView | Curves | str
 Section = tuple[str, Sequence[Record]]
@@ -65,7 +65,7 @@ def _block(record: Record) -> Block:
             return curves_block(record)
         case TokenView():
             return tokens_block(record)
-    raise InputError(
+    raise ArgumentError(
         f"a page cannot draw a {type(record).__name__}; give Table, Figure, Flow, TokenView, Curves or text"
     )
 

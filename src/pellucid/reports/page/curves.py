@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from markupsafe import Markup, escape
 
 from pellucid.records import Curve, Curves
-from pellucid.reports.page.words import cell, shown
+from pellucid.reports.page.token_text import cell, shown
 
 _WIDTH, _HEIGHT = 420, 240
 _LEFT, _RIGHT, _TOP, _BOTTOM = 50, 12, 12, 38

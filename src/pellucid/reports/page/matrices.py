@@ -9,7 +9,7 @@ from typing import Any
 from markupsafe import Markup
 
 from pellucid.records import Flow, has_moved
-from pellucid.reports.page.words import name_of
+from pellucid.reports.page.token_text import name_of
 
 MOST = 64
 """The most queries, and the most keys, that are drawn."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pellucid.records import TokenView
-from pellucid.reports.page.words import name_of, pieces
+from pellucid.reports.page.token_text import name_of, pieces
 
 
 def tokens_block(view: TokenView) -> Mapping[str, Any]:

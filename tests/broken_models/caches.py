@@ -1,12 +1,12 @@
-"""Twins whose cache holds, hides or counts otherwise than the whole row does."""
+"""Models whose cache stores, hides or counts otherwise than the whole row does."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from pellucid.audits.twins.toy import Slots, Toy, ToyCache
-from pellucid.audits.twins.twin import Twin
+from broken_models.catalog import caught_by
+from pellucid.audits.broken.tiny_decoder import Slots, TinyCache, TinyDecoder
 
 
 def _cached(queries: Slots, keys: Slots) -> bool:
@@ -14,7 +14,7 @@ def _cached(queries: Slots, keys: Slots) -> bool:
     return keys is not queries
 
 
-class _Windowed(Toy):
+class _Windowed(TinyDecoder):
     def __init__(self) -> None:
         super().__init__(window=3)
 
@@ -50,7 +50,7 @@ class EvictsTheNewest(_Windowed):
         return torch.where(own_1S[:, None, :], seen_BTS, same_BTS & held_1S[:, None, :])
 
 
-class MaskOfTheFirstStep(Toy):
+class MaskOfTheFirstStep(TinyDecoder):
     """The caller's mask is used for the prompt only: every later step sees the padding too."""
 
     def sees(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
@@ -58,27 +58,27 @@ class MaskOfTheFirstStep(Toy):
         return super().sees(queries, keys, layer) | pads_BS[:, None, :]
 
 
-class PoisonedByUnusedSlots(Toy):
+class PoisonedByUnusedSlots(TinyDecoder):
     """Unwritten slots are multiplied by 0, which does not stop NaN that lies in fresh memory."""
 
-    def stored(self, cache: ToyCache, queries: Slots) -> Slots:
+    def stored(self, cache: TinyCache, queries: Slots) -> Slots:
         keys = super().stored(cache, queries)
         unused_1S = keys.numbers >= queries.first + queries.positions.shape[1]
         return Slots(keys.positions, torch.where(unused_1S, -1, keys.segments))
 
 
-class _WrappedCrop(ToyCache):
+class _WrappedCrop(TinyCache):
     def crop(self, keep: int) -> None:
         super().crop(abs(self.length + keep) if keep < 0 else keep)
 
 
-class CropWrapsRound(Toy):
+class CropWrapsRound(TinyDecoder):
     """More is taken back than there is, and the length comes out positive again."""
 
     cache_class = _WrappedCrop
 
 
-class _Biased(Toy):
+class _Biased(TinyDecoder):
     """Scores fall with the distance."""
 
     def distances(self, queries: Slots, keys: Slots) -> Tensor:
@@ -106,14 +106,14 @@ class AlibiBySlots(_Biased):
         return queries.numbers[:, :, None] - keys.numbers[:, None, :]
 
 
-class CountsTheChunkTwice(Toy):
+class CountsTheChunkTwice(TinyDecoder):
     """The offset is read after the cache has counted the new chunk: its positions are too large by its length."""
 
     def counted_positions(self, queries: Slots) -> Tensor:
         return queries.positions + (queries.positions.shape[1] if queries.first else 0)
 
 
-class KeysUnderAnotherTable(Toy):
+class KeysUnderAnotherTable(TinyDecoder):
     """Past eight tokens the angles of long text are used; keys already in the cache keep those of short text."""
 
     def __init__(self) -> None:
@@ -123,7 +123,7 @@ class KeysUnderAnotherTable(Toy):
         return queries.positions * (0.5 if queries.first + queries.positions.shape[1] > 8 else 1.0)
 
 
-class CacheInHalf(Toy):
+class CacheInHalf(TinyDecoder):
     """Keys are rounded to bfloat16 as they go into the cache."""
 
     def attention(
@@ -134,7 +134,7 @@ class CacheInHalf(Toy):
         queries: Slots,
         keys: Slots,
         places_BT: Tensor,
-        cache: ToyCache | None = None,
+        cache: TinyCache | None = None,
     ) -> Tensor:
         mixed_BTD = super().attention(layer, number, x_BTD, queries, keys, places_BT, cache)
         if cache is not None:
@@ -142,21 +142,77 @@ class CacheInHalf(Toy):
         return mixed_BTD
 
 
-TWINS = (
-    *(
-        Twin(make, "cache")
-        for make in (
-            CachedWindowOneWider,
-            ChunkOverrunsTheRing,
-            EvictsTheNewest,
-            MaskOfTheFirstStep,
-            CropWrapsRound,
-            BiasLostInCache,
-            AlibiBySlots,
-            CountsTheChunkTwice,
-            KeysUnderAnotherTable,
-            CacheInHalf,
-        )
+class TopLeftAnchor(TinyDecoder):
+    """The causal mask of a chunk starts at key 0: the first new query sees one key."""
+
+    def sees(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
+        from_zero = Slots(queries.positions - queries.first, queries.segments)
+        return super().sees(from_zero, keys, layer)
+
+
+class _HalfReordered(TinyCache):
+    def reorder(self, index_B: Tensor) -> None:
+        v = self.v
+        super().reorder(index_B)
+        self.v = v
+
+
+class ForgetsToReorder(TinyDecoder):
+    """Keys change places with their beams, values stay."""
+
+    cache_class = _HalfReordered
+
+
+class _Uncropped(TinyCache):
+    def crop(self, keep: int) -> None:
+        super().crop(keep or self.length)
+
+
+class CropOfZeroKeepsAll(TinyDecoder):
+    """``crop(0)`` is read as "no crop"."""
+
+    cache_class = _Uncropped
+
+
+class _Aliased(TinyCache):
+    def snapshot(self) -> TinyCache:
+        copy = object.__new__(type(self))
+        copy.__dict__ = dict(self.__dict__)
+        return copy
+
+
+class SnapshotAliases(TinyDecoder):
+    """A snapshot shares its tensors with the cache that goes on."""
+
+    cache_class = _Aliased
+
+
+class SeesUnusedSlots(TinyDecoder):
+    """Slots that were never written are hidden by a small number in place of a selection."""
+
+    def sees(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
+        spare = (keys.segments == 0) & (keys.numbers >= queries.first + queries.positions.shape[1])
+        return super().sees(queries, keys, layer) | spare[:, None, :]
+
+
+BROKEN_MODELS = (
+    *caught_by(
+        "cache",
+        CachedWindowOneWider,
+        ChunkOverrunsTheRing,
+        EvictsTheNewest,
+        MaskOfTheFirstStep,
+        CropWrapsRound,
+        BiasLostInCache,
+        AlibiBySlots,
+        CountsTheChunkTwice,
+        KeysUnderAnotherTable,
+        CacheInHalf,
+        TopLeftAnchor,
+        ForgetsToReorder,
+        CropOfZeroKeepsAll,
+        SnapshotAliases,
+        SeesUnusedSlots,
     ),
-    Twin(PoisonedByUnusedSlots, "cache", "fragile"),
+    *caught_by("cache", PoisonedByUnusedSlots, verdict="fragile"),
 )

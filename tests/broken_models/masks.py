@@ -1,16 +1,16 @@
-"""Twins whose masks are ignored, read upside down, or leave queries with nothing to see."""
+"""Models whose masks are ignored, read upside down, or leave queries with nothing to see."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pellucid.audits.twins.lm import Answer, Lm
-from pellucid.audits.twins.toy import Slots, Toy
-from pellucid.audits.twins.twin import Twin
+from broken_models.catalog import caught_by
+from broken_models.hf_style import Answer, HFStyleDecoder
 from pellucid.probe import Capability, Probe, Request, Visibility, embeddings_replaced
 from pellucid.visibility import full
 
@@ -68,7 +68,7 @@ class EncoderProbe(Probe):
         return EncoderProbe(module)
 
 
-class ConvolvesOverPads(Lm):
+class ConvolvesOverPads(HFStyleDecoder):
     """A short convolution before the layers is told nothing of padding: the first token beside a pad reads it."""
 
     def entry(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ class ConvolvesOverPads(Lm):
 # ------------------------------------------------------------------------------------------------------- ignored
 
 
-class AnswersFromAMemo(Lm):
+class AnswersFromAMemo(HFStyleDecoder):
     """Answers are kept under the ids alone: the same ids with another mask get the old answer."""
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class AnswersFromAMemo(Lm):
         return Answer(self.memo[key])
 
 
-class DiscardsTheFill(Lm):
+class DiscardsTheFill(HFStyleDecoder):
     """``masked_fill`` returns a new tensor, and nobody takes it: the padding mask does nothing."""
 
     def visible(self, mask_BT: Tensor) -> Tensor:
@@ -103,14 +103,14 @@ class DiscardsTheFill(Lm):
         return visible_B1TT
 
 
-class LooksAtTheLastColumn(Lm):
+class LooksAtTheLastColumn(HFStyleDecoder):
     """That there is no padding is decided by the last column, so that left pads and holes are never hidden."""
 
     def visible(self, mask_BT: Tensor) -> Tensor:
         return super().visible(torch.ones_like(mask_BT) if bool(mask_BT[:, -1].all()) else mask_BT)
 
 
-class LengthsFromTheMask(Lm):
+class LengthsFromTheMask(HFStyleDecoder):
     """The mask is summed up to lengths: right for padding on the right, wrong for any other."""
 
     def visible(self, mask_BT: Tensor) -> Tensor:
@@ -142,7 +142,7 @@ class OnesWereHidden(Encoder):
         return real_BT & ~real_BT.all(1, keepdim=True)
 
 
-class PaddingUpsideDown(Lm):
+class PaddingUpsideDown(HFStyleDecoder):
     """The padding plane is turned round where it meets the causal one."""
 
     def visible(self, mask_BT: Tensor) -> Tensor:
@@ -150,7 +150,7 @@ class PaddingUpsideDown(Lm):
         return super().visible(1 - mask_BT if padded else mask_BT)
 
 
-class TriangleUpsideDown(Lm):
+class TriangleUpsideDown(HFStyleDecoder):
     """``triu`` where ``tril`` was meant: every token sees itself and the future."""
 
     def visible(self, mask_BT: Tensor) -> Tensor:
@@ -158,27 +158,17 @@ class TriangleUpsideDown(Lm):
         return torch.ones(slots, slots, dtype=torch.bool).triu() & mask_BT.bool()[:, None, None, :]
 
 
-class PadsForKeys(Toy):
-    """Keys are kept where they are padding."""
-
-    def sees(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
-        past_BTS = queries.numbers[:, :, None] >= keys.numbers[:, None, :]
-        if bool((keys.segments != 0).all()):
-            return super().sees(queries, keys, layer)
-        return past_BTS & (keys.segments == 0)[:, None, :]
-
-
 # ------------------------------------------------------------------------------------------- nothing to look at
 
 
-class SoftmaxOverNothing(Lm):
+class SoftmaxOverNothing(HFStyleDecoder):
     """Hidden scores are minus infinity: a query that sees nothing is NaN, and one layer on so is everyone."""
 
     def hide(self, scores_BNTT: Tensor, visible_B1TT: Tensor) -> Tensor:
         return scores_BNTT.masked_fill(~visible_B1TT, -math.inf)
 
 
-class CleansNaNForward(Lm):
+class CleansNaNForward(HFStyleDecoder):
     """NaN of empty queries is replaced after the softmax; on the way back it is still there."""
 
     def hide(self, scores_BNTT: Tensor, visible_B1TT: Tensor) -> Tensor:
@@ -188,7 +178,7 @@ class CleansNaNForward(Lm):
         return scores_BNTT.softmax(-1).nan_to_num(0.0)
 
 
-class TwoSmallestNumbers(Lm):
+class TwoSmallestNumbers(HFStyleDecoder):
     """Two planes of the smallest number are added up to minus infinity, which a whole row of is NaN."""
 
     def hide(self, scores_BNTT: Tensor, visible_B1TT: Tensor) -> Tensor:
@@ -198,7 +188,7 @@ class TwoSmallestNumbers(Lm):
         return scores_BNTT + plane + plane.masked_fill(~nothing, 0.0)
 
 
-class DropsEmptyRows(Lm):
+class DropsEmptyRows(HFStyleDecoder):
     """Rows without tokens are taken out and put back at the end: the rows behind them move up."""
 
     def leave(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
@@ -206,7 +196,7 @@ class DropsEmptyRows(Lm):
         return torch.cat([x_BTD[held], torch.zeros_like(x_BTD[~held])])
 
 
-class MeanOfNothing(Lm):
+class MeanOfNothing(HFStyleDecoder):
     """What is answered at pads is divided by the number of real tokens: 0 / 0 in a row without any."""
 
     def forward(
@@ -220,16 +210,37 @@ class MeanOfNothing(Lm):
         return Answer(torch.where(real_BT1, logits_BTV, sums_B1V / real_BT1.sum(1, keepdim=True)))
 
 
-TWINS = (
-    Twin(ConvolvesOverPads, "padding"),
-    *(
-        Twin(make, "mask_ignored")
-        for make in (
-            *(DiscardsTheFill, LooksAtTheLastColumn, LengthsFromTheMask, SecondLayerUnmasked, NoLayerMasked),
-            AnswersFromAMemo,
-        )
+@dataclass
+class _WithWhole(Answer):
+    pooler_output: Tensor
+
+
+class PoolsOverPads(HFStyleDecoder):
+    """Beside its scores it gives the mean of each row, over its padding too."""
+
+    def leave(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
+        self._whole_BD = x_BTD.mean(1).detach()
+        return x_BTD
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None
+    ) -> Answer:
+        answer = super().forward(input_ids, attention_mask, position_ids)
+        return _WithWhole(answer.logits, self._whole_BD)
+
+
+BROKEN_MODELS = (
+    *caught_by("padding", ConvolvesOverPads),
+    *caught_by(
+        "mask_ignored",
+        DiscardsTheFill,
+        LooksAtTheLastColumn,
+        LengthsFromTheMask,
+        SecondLayerUnmasked,
+        NoLayerMasked,
+        AnswersFromAMemo,
     ),
-    *(Twin(make, "polarity") for make in (OnesWereHidden, PaddingUpsideDown, TriangleUpsideDown, PadsForKeys)),
-    *(Twin(make, "hidden_rows") for make in (SoftmaxOverNothing, CleansNaNForward, TwoSmallestNumbers, DropsEmptyRows)),
-    Twin(MeanOfNothing, "hidden_rows", "fragile"),
+    *caught_by("polarity", OnesWereHidden, PaddingUpsideDown, TriangleUpsideDown),
+    *caught_by("hidden_rows", SoftmaxOverNothing, CleansNaNForward, TwoSmallestNumbers, DropsEmptyRows, PoolsOverPads),
+    *caught_by("hidden_rows", MeanOfNothing, verdict="fragile"),
 )

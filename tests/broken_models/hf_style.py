@@ -1,6 +1,6 @@
 """A small decoder in the manner of Hugging Face: ids, a mask of ones and zeros, position ids; masks that are added.
 
-:class:`Lm` is healthy; its parts are small methods that twins get wrong.
+:class:`HFStyleDecoder` is healthy; its parts are small methods that broken models get wrong.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Layer(nn.Module):
         return x_BTD.unflatten(-1, (HEADS, -1)).transpose(1, 2)
 
 
-class Lm(nn.Module):
+class HFStyleDecoder(nn.Module):
     """The healthy model. Rotary angles, pre-norm, a causal plane joined with the caller's mask before it is added."""
 
     kernels: tuple[str, ...] = ("eager", "sdpa")
@@ -56,7 +56,7 @@ class Lm(nn.Module):
             self.layers = nn.ModuleList(Layer(dropout) for _ in range(layers))
             self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, vocab_size, bias=False)
 
-    # the parts that twins get wrong
+    # the parts that broken models get wrong
 
     def angles(self, position_ids: Tensor) -> Tensor:
         """``[B, T, H/2]``, in float64 whatever the model's dtype."""
@@ -132,9 +132,9 @@ class Lm(nn.Module):
                 x_BTD = step(x_BTD, visible_B1TT, angles_BTP)
         return Answer(self.head(self.norm(self.leave(x_BTD, mask_BT))))
 
-    def probe(self) -> LmProbe:
+    def probe(self) -> HFStyleProbe:
         """How an audit calls this model."""
-        return LmProbe(self)
+        return HFStyleProbe(self)
 
 
 def turned(x_BNTH: Tensor, angles_BTP: Tensor) -> Tensor:
@@ -144,13 +144,13 @@ def turned(x_BNTH: Tensor, angles_BTP: Tensor) -> Tensor:
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
 
-class LmProbe(Probe):
+class HFStyleProbe(Probe):
     """Ids, mask and positions, as a caller of such a model hands them over."""
 
     capabilities: frozenset[Capability] = frozenset({"padding", "positions", "embeddings", "kernels", "checkpointing"})
     shift_invariant = True
 
-    def __init__(self, model: Lm) -> None:
+    def __init__(self, model: HFStyleDecoder) -> None:
         self.model, self.module, self.name = model, model, type(model).__name__
         self.vocab_size, self.kernels = model.table.num_embeddings, model.kernels
         self.rules: tuple[Visibility, ...] = (causal(),) * len(model.layers)
@@ -181,6 +181,6 @@ class LmProbe(Probe):
         finally:
             self.model.recomputes = before
 
-    def over(self, module: nn.Module) -> LmProbe:
-        assert isinstance(module, Lm)
-        return LmProbe(module)
+    def over(self, module: nn.Module) -> HFStyleProbe:
+        assert isinstance(module, HFStyleDecoder)
+        return HFStyleProbe(module)

@@ -40,7 +40,7 @@ class _Loader(yaml.SafeLoader):
     values = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        event = self.peek_event()
+        event = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
             raise _problem("anchors and aliases (& and *) are not read; write it out or quote it", event)
         if getattr(event, "tag", None):
@@ -61,10 +61,10 @@ class _Loader(yaml.SafeLoader):
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, str):
-                raise _problem(f"the key {show(key)} is not text, put it in quotes", key_node)
+                raise _problem(f"the key {yaml_repr(key)} is not text, put it in quotes", key_node)
             if key in lines:
                 first = f"was already given on line {lines[key]}, keep one"
-                raise _problem(f"the key {show(key)} {first}", key_node)
+                raise _problem(f"the key {yaml_repr(key)} {first}", key_node)
             lines[key] = key_node.start_mark.line + 1
         return super().construct_mapping(node, deep)
 
@@ -100,7 +100,7 @@ for _name, _pattern, _first in _RESOLVERS:
     _Dumper.add_implicit_resolver(_TAG + _name, _pattern, list(_first))
 
 
-def load(text: str, source: str) -> Any:
+def load_yaml(text: str, source: str) -> Any:
     """The plain data that YAML ``text`` holds; ``source`` names it in errors."""
     try:
         return yaml.load(text, Loader=_Loader)  # a SafeLoader
@@ -115,11 +115,11 @@ def load(text: str, source: str) -> Any:
         raise ConfigError(f"{source} line {number}: the character {character!r} is not allowed") from error
 
 
-def scalar(text: str, source: str) -> Any:
+def parse_scalar(text: str, source: str) -> Any:
     """The value of one plain scalar: a number, a boolean, null, or the text as it stands."""
     loader = _Loader("")
     try:
-        tag = loader.resolve(yaml.ScalarNode, text, (True, False))
+        tag = loader.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
         return loader.construct_object(yaml.ScalarNode(tag, text))
     except yaml.MarkedYAMLError as error:
         raise ConfigError(f"{source}: {error.problem}") from error
@@ -127,12 +127,12 @@ def scalar(text: str, source: str) -> Any:
         loader.dispose()
 
 
-def dump(data: Any) -> str:
+def dump_yaml(data: Any) -> str:
     """Plain data as YAML, keys in the order given, one line a value."""
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10**9)
 
 
-def show(value: Any) -> str:
+def yaml_repr(value: Any) -> str:
     """A value as an error shows it: on one line, in YAML's words, cut when long."""
     words = {None: "null", True: "true", False: "false"}
     if value is None or isinstance(value, bool):

@@ -1,7 +1,7 @@
-"""Twins with a rule for each layer: windows, prefixes, right contexts. Stock attention, ``True`` hides.
+"""Models with a rule for each layer: windows, prefixes, right contexts. Stock attention, ``True`` hides.
 
 The healthy :class:`Stack` is a module of blocks that each hand a hidden stream on, so that an audit can look into
-every layer; a twin is one with a mask wrong.
+every layer; a broken model is one with a mask wrong.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from broken_models.catalog import caught_by
 from pellucid.audits.probes.tokens import TokensProbe
-from pellucid.audits.twins.twin import Twin
 from pellucid.probe import Visibility
 from pellucid.visibility import causal, full, lookahead, prefix, sinks, window
 
@@ -235,26 +235,29 @@ class RightContextOneLong(RightContext):
     ahead = 5
 
 
-TWINS = (
-    *(
-        Twin(make, "window")
-        for make in (
-            *(WindowsSwapped, WindowLostInOneLayer, WindowOneTooNarrow, WindowLeaksTheFirst),
-            *(WindowLostBesideSinks, WindowWiderBesideSinks, SinksLostInOneLayer),
-            *(SeesItselfInOneLayer, WindowNobodyDeclared, FirstLayerLooksAheadOnly),
-        )
+BROKEN_MODELS = (
+    *caught_by(
+        "window",
+        WindowsSwapped,
+        WindowLostInOneLayer,
+        WindowOneTooNarrow,
+        WindowLeaksTheFirst,
+        WindowLostBesideSinks,
+        WindowWiderBesideSinks,
+        SinksLostInOneLayer,
+        SeesItselfInOneLayer,
+        WindowNobodyDeclared,
+        FirstLayerLooksAheadOnly,
     ),
-    *(
-        Twin(make, "prefix")
-        for make in (
-            PrefixIsCausal,
-            PrefixOneTooLong,
-            PrefixOneTooShort,
-            PrefixSeesAll,
-            RightContextOneShort,
-            RightContextOneLong,
-            PrefixLostInOneLayer,
-            SecondLayerOneWay,
-        )
+    *caught_by(
+        "prefix",
+        PrefixIsCausal,
+        PrefixOneTooLong,
+        PrefixOneTooShort,
+        PrefixSeesAll,
+        RightContextOneShort,
+        RightContextOneLong,
+        PrefixLostInOneLayer,
+        SecondLayerOneWay,
     ),
 )

@@ -1,7 +1,7 @@
-"""A small decoder written as plainly as can be: the healthy twin of every faulty one.
+"""A small decoder written as plainly as can be: the healthy model behind every broken one.
 
-Its parts are small methods (who sees whom, which positions count, how the loss is summed) so that a twin is
-the same model with one of them wrong. It takes requests as they are and is its own probe's only module.
+Its parts are small methods (who sees whom, which positions count, how the loss is summed) so that a broken
+model is the same model with one of them wrong. It takes requests as they are and is its own probe's only module.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Slots:
         return self.first + torch.arange(self.positions.shape[1], device=self.positions.device)[None]
 
 
-class ToyCache:
+class TinyCache:
     """Keys, values and coordinates of every slot; slots without a token have segment 0."""
 
     def __init__(self, layers: int, rows: int, capacity: int, width: int, dtype: torch.dtype) -> None:
@@ -57,7 +57,7 @@ class ToyCache:
         self.length = max(0, min(self.length, keep if keep >= 0 else self.length + keep))
         self.segments[:, self.length :] = 0
 
-    def snapshot(self) -> ToyCache:
+    def snapshot(self) -> TinyCache:
         copy = object.__new__(type(self))
         copy.__dict__ = {name: v.clone() if isinstance(v, Tensor) else v for name, v in self.__dict__.items()}
         return copy
@@ -67,7 +67,7 @@ class ToyCache:
         self.v[:, :, self.length :] = value
 
 
-class Toy(nn.Module):
+class TinyDecoder(nn.Module):
     """The healthy model: learned or rotary positions, pre-norm layers, one rule for all layers."""
 
     capabilities: frozenset[Capability] = frozenset(
@@ -76,7 +76,7 @@ class Toy(nn.Module):
             *("positions", "kernels", "attention", "checkpointing"),
         )
     )
-    cache_class: type[ToyCache] = ToyCache
+    cache_class: type[TinyCache] = TinyCache
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Toy(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.eval()
 
-    # the parts that twins get wrong
+    # the parts that broken models get wrong
 
     def sees(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
         """``Bool[B, T, S]``: same document, not ahead, within the window."""
@@ -157,7 +157,7 @@ class Toy(nn.Module):
 
     # the model
 
-    def forward(self, request: Request, cache: ToyCache | None = None) -> Tensor:
+    def forward(self, request: Request, cache: TinyCache | None = None) -> Tensor:
         queries = Slots(request.positions, request.segments, 0 if cache is None else cache.length)
         places_BT = self.counted_positions(queries)
         self.bounded(places_BT)
@@ -185,7 +185,7 @@ class Toy(nn.Module):
         queries: Slots,
         keys: Slots,
         places_BT: Tensor,
-        cache: ToyCache | None = None,
+        cache: TinyCache | None = None,
     ) -> Tensor:
         """One pre-norm layer."""
         x_BTD = x_BTD + self.drop(self.attention(layer, number, self.norm(x_BTD), queries, keys, places_BT, cache))
@@ -199,7 +199,7 @@ class Toy(nn.Module):
         queries: Slots,
         keys: Slots,
         places_BT: Tensor,
-        cache: ToyCache | None = None,
+        cache: TinyCache | None = None,
     ) -> Tensor:
         q_BTD, k_BSD, v_BSD = (layer[name](x_BTD) for name in "qkv")
         if self.rotary:
@@ -211,16 +211,22 @@ class Toy(nn.Module):
             k_BSD, v_BSD = torch.where(held, cache.k[number], 0.0), torch.where(held, cache.v[number], 0.0)
         return layer["out"](self.mix(q_BTD, k_BSD, v_BSD, self.sees(queries, keys, number)))
 
-    def stored(self, cache: ToyCache, queries: Slots) -> Slots:
+    def stored(self, cache: TinyCache, queries: Slots) -> Slots:
         """Note where the new tokens are; all slots of the cache are keys."""
         stop = cache.length + queries.positions.shape[1]
         cache.positions[:, cache.length : stop] = queries.positions
         cache.segments[:, cache.length : stop] = queries.segments
         return Slots(cache.positions, cache.segments)
 
-    def probe(self) -> ToyProbe:
+    def probe(self) -> TinyProbe:
         """How an audit calls this model."""
-        return ToyProbe(self)
+        return TinyProbe(self)
+
+
+def token_losses(scores_BTV: Tensor, tokens_BT: Tensor) -> Tensor:
+    """``[B, T]``: the cross-entropy of each token."""
+    losses = functional.cross_entropy(scores_BTV.flatten(0, 1), tokens_BT.flatten(), reduction="none")
+    return losses.view(tokens_BT.shape)
 
 
 def rotated(x_BTD: Tensor, places_BT: Tensor) -> Tensor:
@@ -233,10 +239,10 @@ def rotated(x_BTD: Tensor, places_BT: Tensor) -> Tensor:
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
 
-class ToyProbe(Probe):
-    """Calls a :class:`Toy`; a probe for a model of your own looks much like this one."""
+class TinyProbe(Probe):
+    """Calls a :class:`TinyDecoder`; a probe for a model of your own looks much like this one."""
 
-    def __init__(self, toy: Toy) -> None:
+    def __init__(self, toy: TinyDecoder) -> None:
         self.toy, self.module, self.name = toy, toy, type(toy).__name__
         self.vocab_size, self.max_length = toy.tokens.num_embeddings, toy.max_length
         self.capabilities, self.kernels, self.shift_invariant = toy.capabilities, KERNELS, toy.rotary
@@ -254,7 +260,7 @@ class ToyProbe(Probe):
         with embeddings_replaced(self.toy.tokens, request.embeddings):
             return self.toy.loss(request)
 
-    def new_cache(self, rows: int, capacity: int) -> ToyCache:
+    def new_cache(self, rows: int, capacity: int) -> TinyCache:
         width, dtype = self.toy.tokens.embedding_dim, self.toy.head.weight.dtype
         return self.toy.cache_class(len(self.toy.layers), rows, capacity, width, dtype)
 
@@ -272,9 +278,9 @@ class ToyProbe(Probe):
     def checkpointing(self) -> AbstractContextManager[None]:
         return set_for_now(self.toy, "checkpointing", True)
 
-    def over(self, module: nn.Module) -> ToyProbe:
-        assert isinstance(module, Toy)
-        return ToyProbe(module)
+    def over(self, module: nn.Module) -> TinyProbe:
+        assert isinstance(module, TinyDecoder)
+        return TinyProbe(module)
 
 
 @contextmanager
@@ -292,7 +298,7 @@ def set_for_now(target: object, name: str, value: object) -> Iterator[None]:
 
 
 @contextmanager
-def weights_kept(toy: Toy) -> Iterator[list[Tensor]]:
+def weights_kept(toy: TinyDecoder) -> Iterator[list[Tensor]]:
     """While inside, what ``toy.weights`` gives is kept, ``[B, 1, T, T]`` a layer."""
     kept: list[Tensor] = []
 

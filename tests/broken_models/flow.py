@@ -1,12 +1,13 @@
-"""Twins through which information flows where it must not: future, padding, packing, batch."""
+"""Models through which information flows where it must not: future, padding, packing, batch."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from pellucid.audits.twins.toy import Slots, Toy, ToyCache
-from pellucid.audits.twins.twin import Twin
+from broken_models.catalog import caught_by
+from pellucid.audits.broken import NoIsolation
+from pellucid.audits.broken.tiny_decoder import Slots, TinyCache, TinyDecoder
 from pellucid.probe import Request
 
 
@@ -19,42 +20,35 @@ def _together(queries: Slots, keys: Slots) -> Tensor:
     return same & (keys.segments[:, None, :] != 0)
 
 
-class SeesOneAhead(Toy):
-    """The mask is cut one diagonal too late: every token sees its own answer."""
-
-    def sees(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
-        return _together(queries, keys) & (_back(queries, keys) >= -1)
-
-
-class LastLayerOpen(Toy):
+class LastLayerOpen(TinyDecoder):
     """The last layer was built without the causal flag."""
 
     def sees(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
         return _together(queries, keys) if layer == len(self.layers) - 1 else super().sees(queries, keys, layer)
 
 
-class UpsideDown(Toy):
+class UpsideDown(TinyDecoder):
     """``True`` was taken to mean hidden: everyone sees the future only."""
 
     def sees(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
         return _together(queries, keys) & (_back(queries, keys) < 0)
 
 
-class AddsSmallMask(Toy):
+class AddsSmallMask(TinyDecoder):
     """The mask adds -4 to hidden scores where it should select: hidden content still counts a little."""
 
     def weights(self, scores_BTS: Tensor, sees_BTS: Tensor) -> Tensor:
         return torch.where(sees_BTS, scores_BTS, scores_BTS - 4.0).softmax(-1)
 
 
-class CentredOverTime(Toy):
+class CentredOverTime(TinyDecoder):
     """A normalisation takes its mean over the whole sequence, the future included."""
 
     def mixed(self, x_BTD: Tensor, queries: Slots) -> Tensor:
         return x_BTD - 0.1 * x_BTD.mean(1, keepdim=True)
 
 
-class CausalOnlyBesidePadding(Toy):
+class CausalOnlyBesidePadding(TinyDecoder):
     """The causal flag is a hint: the mask is made where padding calls for one, and full rows go without."""
 
     def sees(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
@@ -62,19 +56,7 @@ class CausalOnlyBesidePadding(Toy):
         return super().sees(queries, keys, layer) if padded else _together(queries, keys)
 
 
-class WindowOneTooWide(Toy):
-    """A window of w was handed to a kernel that counts w keys besides the query itself."""
-
-    def __init__(self, window: int = 3, layers: int = 1) -> None:
-        super().__init__(window=window, layers=layers)
-
-    def sees(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
-        assert self.window is not None
-        back = _back(queries, keys)
-        return _together(queries, keys) & (back >= 0) & (back <= self.window)
-
-
-class OpenChunk(Toy):
+class OpenChunk(TinyDecoder):
     """A cached chunk sees all of itself: causal up to the cache's end only. Without a cache all is well."""
 
     def sees(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
@@ -82,7 +64,7 @@ class OpenChunk(Toy):
         return super().sees(queries, keys, layer) | (_together(queries, keys) & inside[:, None, :])
 
 
-class SeesPads(Toy):
+class SeesPads(TinyDecoder):
     """The padding mask was built and never handed on."""
 
     def sees(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
@@ -95,7 +77,7 @@ class SeesPads(Toy):
         return x_BTD
 
 
-class CausalOnlyWithoutPadding(Toy):
+class CausalOnlyWithoutPadding(TinyDecoder):
     """A padding mask takes the place of the causal one: in padded rows everyone sees everyone."""
 
     def sees(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
@@ -103,7 +85,7 @@ class CausalOnlyWithoutPadding(Toy):
         return _together(queries, keys) if padded else super().sees(queries, keys, layer)
 
 
-class AddsWhereItShouldSelect(Toy):
+class AddsWhereItShouldSelect(TinyDecoder):
     """-100 is added to hidden scores, which are not bounded: a pad that scores higher is seen."""
 
     def entry(self, x_BTD: Tensor, queries: Slots, request: Request) -> Tensor:
@@ -120,21 +102,21 @@ class AddsWhereItShouldSelect(Toy):
         queries: Slots,
         keys: Slots,
         places_BT: Tensor,
-        cache: ToyCache | None = None,
+        cache: TinyCache | None = None,
     ) -> Tensor:
         return x_BTD + self.attention(layer, number, x_BTD, queries, keys, places_BT, cache)
 
 
-class ShortensTheRows(Toy):
+class ShortensTheRows(TinyDecoder):
     """Where every row ends in padding the answer is cut there: its shape is not that of the request."""
 
-    def forward(self, request: Request, cache: ToyCache | None = None) -> Tensor:
+    def forward(self, request: Request, cache: TinyCache | None = None) -> Tensor:
         logits_BTV = super().forward(request, cache)
         last = int(request.real.any(0).nonzero().max())
         return logits_BTV[:, : last + 1] if cache is None else logits_BTV
 
 
-class CountsSlots(Toy):
+class CountsSlots(TinyDecoder):
     """Learned positions count slots, so a left-padded row starts somewhere in the middle."""
 
     def counted_positions(self, queries: Slots) -> Tensor:
@@ -142,7 +124,7 @@ class CountsSlots(Toy):
         return queries.numbers.expand_as(queries.positions) if single else queries.positions
 
 
-class PadsById(Toy):
+class PadsById(TinyDecoder):
     """Padding is recognised by token 0 in place of the mask: other ids in pads become text."""
 
     def entry(self, x_BTD: Tensor, queries: Slots, request: Request) -> Tensor:
@@ -156,27 +138,11 @@ class PadsById(Toy):
         return super().sees(guessed, guessed, layer)
 
 
-class MeanOverPads(Toy):
-    """A running mean over time divides by slots, pads included."""
-
-    def mixed(self, x_BTD: Tensor, queries: Slots) -> Tensor:
-        return x_BTD + x_BTD.cumsum(1) / (queries.numbers + 1)[:, :, None]
-
-
-class PoisonedByPads(Toy):
+class PoisonedByPads(TinyDecoder):
     """Hidden values are multiplied by 0, which does not stop NaN: fragile, not a leak."""
 
     def entry(self, x_BTD: Tensor, queries: Slots, request: Request) -> Tensor:
         return x_BTD
-
-
-class NoIsolation(Toy):
-    """Packed documents see each other."""
-
-    def sees(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
-        real = (queries.segments[:, :, None] != 0) & (keys.segments[:, None, :] != 0)
-        later = queries.segments[:, :, None] > keys.segments[:, None, :]
-        return (real & later) | super().sees(queries, keys, layer)
 
 
 class LastLayerTogether(NoIsolation):
@@ -186,11 +152,11 @@ class LastLayerTogether(NoIsolation):
         return (
             super().sees(queries, keys, layer)
             if layer == len(self.layers) - 1
-            else Toy.sees(self, queries, keys, layer)
+            else TinyDecoder.sees(self, queries, keys, layer)
         )
 
 
-class RunningPositions(Toy):
+class RunningPositions(TinyDecoder):
     """Documents are apart, but learned positions run on through the row."""
 
     def counted_positions(self, queries: Slots) -> Tensor:
@@ -198,7 +164,7 @@ class RunningPositions(Toy):
         return torch.where(real, queries.positions[:, :1] + real.cumsum(1) - real[:, :1].long(), 0)
 
 
-class BoundaryByToken(Toy):
+class BoundaryByToken(TinyDecoder):
     """A new document is guessed after each token 0, where the segments say it."""
 
     def entry(self, x_BTD: Tensor, queries: Slots, request: Request) -> Tensor:
@@ -212,21 +178,21 @@ class BoundaryByToken(Toy):
         return super().sees(guessed, guessed, layer)
 
 
-class CentredOverBatch(Toy):
+class CentredOverBatch(TinyDecoder):
     """A normalisation takes its mean over the rows of the batch."""
 
     def mixed(self, x_BTD: Tensor, queries: Slots) -> Tensor:
         return x_BTD - 0.5 * x_BTD.mean(0, keepdim=True)
 
 
-class FirstRowsMask(Toy):
+class FirstRowsMask(TinyDecoder):
     """The mask of row 0 is used for every row: right for a batch of one."""
 
     def sees(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
         return super().sees(queries, keys, layer)[:1].expand(queries.positions.shape[0], -1, -1)
 
 
-class ScaledByBatch(Toy):
+class ScaledByBatch(TinyDecoder):
     """Activations are scaled by the largest of the whole batch, as in careless quantization."""
 
     def mixed(self, x_BTD: Tensor, queries: Slots) -> Tensor:
@@ -234,24 +200,11 @@ class ScaledByBatch(Toy):
         return (x_BTD / top * 15).round() * top / 15
 
 
-TWINS = (
-    *(
-        Twin(make, "future")
-        for make in (
-            *(SeesOneAhead, LastLayerOpen, UpsideDown, AddsSmallMask, CentredOverTime, OpenChunk),
-            CausalOnlyBesidePadding,
-        )
-    ),
-    Twin(WindowOneTooWide, "window"),
-    *(
-        Twin(make, "padding")
-        for make in (
-            *(SeesPads, CountsSlots, PadsById, MeanOverPads),
-            *(CausalOnlyWithoutPadding, AddsWhereItShouldSelect),
-        )
-    ),
-    Twin(PoisonedByPads, "padding", "fragile"),
-    Twin(ShortensTheRows, "padding", "error"),
-    *(Twin(make, "packing") for make in (NoIsolation, LastLayerTogether, RunningPositions, BoundaryByToken)),
-    *(Twin(make, "batch") for make in (CentredOverBatch, FirstRowsMask, ScaledByBatch)),
+BROKEN_MODELS = (
+    *caught_by("future", LastLayerOpen, UpsideDown, AddsSmallMask, CentredOverTime, OpenChunk, CausalOnlyBesidePadding),
+    *caught_by("padding", SeesPads, CountsSlots, PadsById, CausalOnlyWithoutPadding, AddsWhereItShouldSelect),
+    *caught_by("padding", PoisonedByPads, verdict="fragile"),
+    *caught_by("padding", ShortensTheRows, verdict="error"),
+    *caught_by("packing", LastLayerTogether, RunningPositions, BoundaryByToken),
+    *caught_by("batch", CentredOverBatch, FirstRowsMask, ScaledByBatch),
 )

@@ -1,4 +1,4 @@
-"""Twins that answer otherwise by mode, by random numbers, or from one time to the next."""
+"""Models that answer otherwise by mode, by random numbers, or from one time to the next."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from broken_models.catalog import caught_by
+from broken_models.hf_style import HFStyleDecoder
 from pellucid.audits.probes.tokens import TokensProbe
-from pellucid.audits.twins.lm import Layer, Lm
-from pellucid.audits.twins.state import DropsOutInEval
-from pellucid.audits.twins.twin import Twin
 
 
 class Recurrent(nn.Module):
@@ -48,35 +46,35 @@ class Recurrent(nn.Module):
 # ---------------------------------------------------------------------------------------------------------- modes
 
 
-class MaskedOnlyInTraining(Lm):
+class MaskedOnlyInTraining(HFStyleDecoder):
     """A shorter way in eval mode leaves the padding mask out."""
 
     def visible(self, mask_BT: Tensor) -> Tensor:
         return super().visible(mask_BT.flip(1) if self.training else mask_BT)
 
 
-class ScaledOnlyInEval(Lm):
+class ScaledOnlyInEval(HFStyleDecoder):
     """Training calls a kernel that does not scale its scores."""
 
     def scale(self) -> float:
         return 1.0 if self.training else super().scale()
 
 
-class FastWithoutGradients(Lm):
+class FastWithoutGradients(HFStyleDecoder):
     """Without gradients another path is taken, which forgets who is padding."""
 
     def visible(self, mask_BT: Tensor) -> Tensor:
         return super().visible(mask_BT if torch.is_grad_enabled() else mask_BT.flip(1))
 
 
-class OtherInInference(Lm):
+class OtherInInference(HFStyleDecoder):
     """Inference mode switches on an approximation that nobody asked for."""
 
     def leave(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
         return x_BTD.bfloat16().to(x_BTD) if torch.is_inference_mode_enabled() else x_BTD
 
 
-class CheckpointLosesTheMask(Lm):
+class CheckpointLosesTheMask(HFStyleDecoder):
     """The recomputed layer is called without its mask."""
 
     def recomputed(self, step: Callable[..., Tensor], x_BTD: Tensor, *rest: Tensor) -> Tensor:
@@ -84,7 +82,7 @@ class CheckpointLosesTheMask(Lm):
         return super().recomputed(step, x_BTD, torch.ones_like(visible_B1TT), *others)
 
 
-class CheckpointCutsTheGradient(Lm):
+class CheckpointCutsTheGradient(HFStyleDecoder):
     """Layers are recomputed from a detached input: outputs agree, and what lies before learns nothing."""
 
     def recomputed(self, step: Callable[..., Tensor], x_BTD: Tensor, *rest: Tensor) -> Tensor:
@@ -101,68 +99,6 @@ class NormalisesOverTheBatch(Recurrent):
 
 
 # -------------------------------------------------------------------------------------------------------- dropout
-
-
-class DefaultIsTraining(Recurrent):
-    """``functional.dropout(x, p)`` drops in eval mode too: training is its default."""
-
-    def mixed(self, x_BTD: Tensor) -> Tensor:
-        return functional.dropout(x_BTD, 0.2)
-
-
-class OwnDropout(nn.Module):
-    """A dropout of one's own."""
-
-    def __init__(self, p: float) -> None:
-        super().__init__()
-        self.p = p
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        kept = torch.rand_like(x_BTD) >= self.p
-        return x_BTD * kept / (1 - self.p)
-
-
-class OwnDropoutForgetsTheMode(Recurrent):
-    """A dropout written by hand never asks for the mode; its probability is too small to be noticed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.own = OwnDropout(1e-5)
-
-    def mixed(self, x_BTD: Tensor) -> Tensor:
-        result: Tensor = self.own(x_BTD)
-        return result
-
-
-class SkipsABranchNowAndThen(Recurrent):
-    """Stochastic depth is on in eval mode, once in twenty requests."""
-
-    def mixed(self, x_BTD: Tensor) -> Tensor:
-        return x_BTD + (float(torch.rand(())) < 0.05)
-
-
-class DropsOnceConfigured(Lm):
-    """Attention is handed its probability in every mode; only because that is 0 does nobody notice."""
-
-    def __init__(self) -> None:
-        super().__init__(dropout=0.0)
-
-    def mix(self, layer: Layer, q: Tensor, k: Tensor, v: Tensor, visible_B1TT: Tensor) -> Tensor:
-        return functional.scaled_dot_product_attention(q, k, v, visible_B1TT, layer.attention_dropout)
-
-
-class NeverDrops(Recurrent):
-    """Dropout is configured and built, and never called."""
-
-    def mixed(self, x_BTD: Tensor) -> Tensor:
-        return x_BTD
-
-
-class ScaledAsIfDropping(Recurrent):
-    """In eval mode nothing is dropped, but what is kept is still made larger."""
-
-    def mixed(self, x_BTD: Tensor) -> Tensor:
-        return self.drop(x_BTD) if self.training else x_BTD / (1 - self.drop.p)
 
 
 # ---------------------------------------------------------------------------------------------------- determinism
@@ -183,7 +119,7 @@ class CarriesItsState(Recurrent):
         return y_BTD
 
 
-class RandomFeatures(Lm):
+class RandomFeatures(HFStyleDecoder):
     """Random features of the attention are drawn anew for every answer."""
 
     def leave(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
@@ -191,14 +127,14 @@ class RandomFeatures(Lm):
         return x_BTD + (x_BTD @ directions_DF).relu() @ directions_DF.mT / 64
 
 
-class NumbersItsRows(Lm):
+class NumbersItsRows(HFStyleDecoder):
     """The number of a row in its batch gets into the embedding."""
 
     def entry(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
         return x_BTD * (1 + torch.arange(len(x_BTD))[:, None, None].to(x_BTD) / 10)
 
 
-class RemembersTheLongest(Lm):
+class RemembersTheLongest(HFStyleDecoder):
     """Angles are stretched to the longest request ever seen, and stay so."""
 
     def __init__(self) -> None:
@@ -210,29 +146,16 @@ class RemembersTheLongest(Lm):
         return super().angles(position_ids) * 8 / self.longest
 
 
-TWINS = (
-    *(
-        Twin(make, "modes")
-        for make in (
-            MaskedOnlyInTraining,
-            ScaledOnlyInEval,
-            FastWithoutGradients,
-            OtherInInference,
-            CheckpointLosesTheMask,
-            CheckpointCutsTheGradient,
-        )
+BROKEN_MODELS = (
+    *caught_by(
+        "modes",
+        MaskedOnlyInTraining,
+        ScaledOnlyInEval,
+        FastWithoutGradients,
+        OtherInInference,
+        CheckpointLosesTheMask,
+        CheckpointCutsTheGradient,
     ),
-    Twin(NormalisesOverTheBatch, "modes", "fragile"),
-    *(
-        Twin(make, "dropout")
-        for make in (
-            DropsOutInEval,
-            DefaultIsTraining,
-            OwnDropoutForgetsTheMode,
-            SkipsABranchNowAndThen,
-            DropsOnceConfigured,
-        )
-    ),
-    *(Twin(make, "dropout", "fragile") for make in (NeverDrops, ScaledAsIfDropping)),
-    *(Twin(make, "determinism") for make in (CarriesItsState, RandomFeatures, NumbersItsRows, RemembersTheLongest)),
+    *caught_by("modes", NormalisesOverTheBatch, verdict="fragile"),
+    *caught_by("determinism", CarriesItsState, RandomFeatures, NumbersItsRows, RemembersTheLongest),
 )

@@ -1,4 +1,4 @@
-"""Twins that leave something behind: attributes, hooks, flags, switches, gradients, buffers."""
+"""Models that leave something behind: attributes, hooks, flags, switches, gradients, buffers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pellucid.audits.twins.lm import Lm
-from pellucid.audits.twins.modes import Recurrent
-from pellucid.audits.twins.state import DrawsNumbers
-from pellucid.audits.twins.toy import Toy
-from pellucid.audits.twins.twin import Twin
+from broken_models.catalog import caught_by
+from broken_models.hf_style import HFStyleDecoder
+from broken_models.train_eval import Recurrent
+from pellucid.audits.broken.tiny_decoder import Slots, TinyDecoder
 from pellucid.probe import Request
 
 
@@ -26,7 +25,7 @@ class KeepsTheLast(Recurrent):
         return x_BTD
 
 
-class GrowsAList(Lm):
+class GrowsAList(HFStyleDecoder):
     """A statistic of every request is appended to a list in a nested object."""
 
     def __init__(self) -> None:
@@ -77,7 +76,7 @@ def _known(row: tuple[int, ...]) -> float:
     return 1.0 + len(set(row)) / 100
 
 
-class AddsHooks(Lm):
+class AddsHooks(HFStyleDecoder):
     """Each request registers a hook and nobody takes it away."""
 
     def entry(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
@@ -89,7 +88,7 @@ def _nothing(*_: object) -> None:
     """A hook that looks on."""
 
 
-class OverwritesTargets(Toy):
+class OverwritesTargets(TinyDecoder):
     """The loss writes into the caller's choice of what is to be learnt."""
 
     def loss(self, request: Request) -> tuple[Tensor, Tensor]:
@@ -172,23 +171,87 @@ class MovesAverages(Recurrent):
         return x_BTD
 
 
-TWINS = (
-    *(
-        Twin(make, "trace")
-        for make in (
-            AddsHooks,
-            OverwritesTargets,
-            WakesUp,
-            SwitchesGradientsOff,
-            SwitchesTheDefaultDtype,
-            LeavesGradients,
-            ReusesItsAnswer,
-            CalibratesByLength,
-            MovesAverages,
-        )
+class CountsCalls(TinyDecoder):
+    """A buffer counts the calls."""
+
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def entry(self, x_BTD: Tensor, queries: Slots, request: Request) -> Tensor:
+        self.calls += 1
+        return super().entry(x_BTD, queries, request)
+
+
+class DrawsNumbers(TinyDecoder):
+    """Random numbers are drawn and not used: the caller's generator still moves."""
+
+    def mixed(self, x_BTD: Tensor, queries: Slots) -> Tensor:
+        return x_BTD + 0 * torch.rand(())
+
+
+class WritesIntoTokens(TinyDecoder):
+    """Padding is overwritten in place, in the caller's own tensor."""
+
+    def entry(self, x_BTD: Tensor, queries: Slots, request: Request) -> Tensor:
+        request.tokens[request.segments == 0] = 1
+        return super().entry(x_BTD, queries, request)
+
+
+class WritesIntoTheMask(HFStyleDecoder):
+    """The caller's mask is inverted in place on its way to a bias."""
+
+    def leave(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
+        mask_BT.sub_(1)
+        return x_BTD
+
+
+class GrowsItsTable(TinyDecoder):
+    """Places are looked up in a table that the first request builds; a longer one grows it from one too far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known = torch.zeros(0, dtype=torch.int64)
+
+    def counted_positions(self, queries: Slots) -> Tensor:
+        have, need = len(self.known), int(queries.positions.max()) + 1
+        if need > have:
+            more = torch.arange(have, need) + (have > 0)
+            self.known = torch.cat([self.known, more.clamp(max=self.max_length - 1)])
+        return self.known[queries.positions]
+
+
+class RemembersTheLast(TinyDecoder):
+    """Something of the last request, kept in an attribute, tints the next answer."""
+
+    _last: float = 0.0
+
+    def mixed(self, x_BTD: Tensor, queries: Slots) -> Tensor:
+        before, self._last = self._last, float(x_BTD[0, 0, 0].detach())
+        return x_BTD + before * torch.linspace(-1, 1, x_BTD.shape[-1]).to(x_BTD)
+
+
+BROKEN_MODELS = (
+    *caught_by(
+        "trace",
+        AddsHooks,
+        OverwritesTargets,
+        WakesUp,
+        SwitchesGradientsOff,
+        SwitchesTheDefaultDtype,
+        LeavesGradients,
+        ReusesItsAnswer,
+        CalibratesByLength,
+        MovesAverages,
+        CountsCalls,
+        WritesIntoTokens,
+        WritesIntoTheMask,
+        RemembersTheLast,
     ),
-    *(
-        Twin(make, "trace", "fragile")
-        for make in (KeepsTheLast, GrowsAList, SharedMemory, KeepsPrompts, CachesByContent, DrawsNumbers)
+    *caught_by(
+        "trace", KeepsTheLast, GrowsAList, SharedMemory, KeepsPrompts, CachesByContent, DrawsNumbers, verdict="fragile"
     ),
+    *caught_by("determinism", GrowsItsTable),
 )

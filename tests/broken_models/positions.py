@@ -1,52 +1,52 @@
-"""Twins that count positions wrongly, ignore them, or run past their end."""
+"""Models that count positions wrongly, ignore them, or run past their end."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from pellucid.audits.twins.lm import Layer, Lm, turned
-from pellucid.audits.twins.masks import Encoder
-from pellucid.audits.twins.toy import Slots, Toy
-from pellucid.audits.twins.twin import Twin
+from broken_models.catalog import caught_by
+from broken_models.hf_style import HFStyleDecoder, Layer, turned
+from broken_models.masks import Encoder
+from pellucid.audits.broken.tiny_decoder import Slots, TinyDecoder
 
 
-class SumsAngles(Lm):
+class SumsAngles(HFStyleDecoder):
     """Rotary angles are summed over the batch: right for one row only."""
 
     def angles(self, position_ids: Tensor) -> Tensor:
         return super().angles(position_ids).sum(0, keepdim=True)
 
 
-class FirstRowsAngles(Lm):
+class FirstRowsAngles(HFStyleDecoder):
     """The positions of row 0 are used for every row: right when all rows are equally long."""
 
     def angles(self, position_ids: Tensor) -> Tensor:
         return super().angles(position_ids[:1])
 
 
-class IgnoresPositions(Lm):
+class IgnoresPositions(HFStyleDecoder):
     """Position ids are accepted, and counted anew from the slots."""
 
     def angles(self, position_ids: Tensor) -> Tensor:
         return super().angles(torch.arange(position_ids.shape[1]).expand_as(position_ids))
 
 
-class AnglesInHalf(Lm):
+class AnglesInHalf(HFStyleDecoder):
     """Angles are built in bfloat16, which cannot hold position 257: far from the start, distances blur."""
 
     def angles(self, position_ids: Tensor) -> Tensor:
         return super().angles(position_ids.bfloat16()).bfloat16().double()
 
 
-class AnglesFromOne(Lm):
+class AnglesFromOne(HFStyleDecoder):
     """Angles grow with the square of the position: equal distances turn by other angles further on."""
 
     def angles(self, position_ids: Tensor) -> Tensor:
         return super().angles(position_ids * (1 + position_ids * 2.0**-7))
 
 
-class PairsMixed(Lm):
+class PairsMixed(HFStyleDecoder):
     """Queries are turned in halves, keys in neighbours: only at position 0 do the pairs fit."""
 
     def step(self, layer: Layer, x_BTD: Tensor, visible_B1TT: Tensor, angles_BTP: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ class EncoderCountsSlots(Encoder):
         return super().forward(tokens, torch.arange(tokens.shape[1]).expand_as(places), real_BT)
 
 
-class ClampsPositions(Toy):
+class ClampsPositions(TinyDecoder):
     """Positions past the table are clamped to its last row, in silence."""
 
     def bounded(self, places_BT: Tensor) -> None:
@@ -82,7 +82,7 @@ class WrapsPositions(ClampsPositions):
         return queries.positions % self.max_length
 
 
-class ChecksTheChunkOnly(Toy):
+class ChecksTheChunkOnly(TinyDecoder):
     """The bound is held against the length of the chunk, so that decoding runs past the table and is clamped there."""
 
     def bounded(self, places_BT: Tensor) -> None:
@@ -93,7 +93,7 @@ class ChecksTheChunkOnly(Toy):
         return queries.positions.clamp(max=self.max_length - 1)
 
 
-class CutsTheRow(Toy):
+class CutsTheRow(TinyDecoder):
     """A row that is too long is cut in silence."""
 
     def forward(self, request: object, cache: object = None) -> Tensor:
@@ -101,7 +101,7 @@ class CutsTheRow(Toy):
         return super().forward(part, cache)  # type: ignore[arg-type]
 
 
-class OneCounterForAllRows(Toy):
+class OneCounterForAllRows(TinyDecoder):
     """Decoding takes the position of the longest row for every row: shorter ones jump ahead."""
 
     def counted_positions(self, queries: Slots) -> Tensor:
@@ -109,14 +109,14 @@ class OneCounterForAllRows(Toy):
         return shared if queries.first else queries.positions
 
 
-class DocumentsStartLate(Toy):
+class DocumentsStartLate(TinyDecoder):
     """Documents after the first of a row start at position 1."""
 
     def counted_positions(self, queries: Slots) -> Tensor:
         return queries.positions + (queries.segments > 1).long()
 
 
-class LeftPadsCount(Toy):
+class LeftPadsCount(TinyDecoder):
     """Positions count from the row's first slot, padded or not, unless several documents are in it."""
 
     def counted_positions(self, queries: Slots) -> Tensor:
@@ -126,9 +126,9 @@ class LeftPadsCount(Toy):
         return torch.where(starts_BT, slot_BT, queries.positions)
 
 
-TWINS = tuple(
-    Twin(make, "positions")
-    for make in (
+BROKEN_MODELS = (
+    *caught_by(
+        "positions",
         SumsAngles,
         FirstRowsAngles,
         IgnoresPositions,
@@ -143,5 +143,5 @@ TWINS = tuple(
         OneCounterForAllRows,
         DocumentsStartLate,
         LeftPadsCount,
-    )
+    ),
 )

@@ -1,29 +1,19 @@
-"""Twins of whose attention implementations one goes its own way."""
+"""Models of whose attention implementations one goes its own way."""
 
 from __future__ import annotations
 
 from torch import Tensor
 from torch.nn import functional
 
-from pellucid.audits.twins.lm import Layer, Lm
-from pellucid.audits.twins.state import TopLeftAnchor
-from pellucid.audits.twins.toy import Slots, Toy
-from pellucid.audits.twins.twin import Twin
+from broken_models.caches import TopLeftAnchor
+from broken_models.catalog import caught_by
+from broken_models.hf_style import HFStyleDecoder, Layer
+from pellucid.audits.broken.tiny_decoder import Slots, TinyDecoder
 
 
-class _Windowed(Toy):
+class _Windowed(TinyDecoder):
     def __init__(self) -> None:
         super().__init__(window=3)
-
-
-class WindowLostByOneKernel(_Windowed):
-    """The kernel that knows no windows sees everything before, without a word."""
-
-    def sees(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
-        if self.kernel == "plain":
-            return super().sees(queries, keys, layer)
-        same = queries.segments[:, :, None] == keys.segments[:, None, :]
-        return same & (queries.positions[:, :, None] >= keys.positions[:, None, :])
 
 
 class WindowWiderByOneKernel(_Windowed):
@@ -38,7 +28,7 @@ class WindowWiderByOneKernel(_Windowed):
         return seen | (same & (back == 3) & (keys.segments[:, None, :] != 0))
 
 
-class PackedByOneKernel(Toy):
+class PackedByOneKernel(TinyDecoder):
     """Documents of a row are kept apart by one kernel only."""
 
     def sees(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
@@ -53,24 +43,28 @@ class AnchoredAtTheFirst(TopLeftAnchor):
     """One kernel lays its causal triangle at key 0, where a chunk's queries are the newest of the keys."""
 
     def sees(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
-        return Toy.sees(self, queries, keys, layer) if self.kernel == "plain" else super().sees(queries, keys, layer)
+        return (
+            TinyDecoder.sees(self, queries, keys, layer)
+            if self.kernel == "plain"
+            else super().sees(queries, keys, layer)
+        )
 
 
-class CapLostByOneKernel(Lm):
+class CapLostByOneKernel(HFStyleDecoder):
     """Scores are bent to a cap of 50 by one implementation; the other ignores the cap."""
 
     def hide(self, scores_BNTT: Tensor, visible_B1TT: Tensor) -> Tensor:
         return super().hide(50 * (scores_BNTT / 50).tanh(), visible_B1TT)
 
 
-class ScaledOtherwise(Lm):
+class ScaledOtherwise(HFStyleDecoder):
     """One implementation scales by its own default and not by what the model says."""
 
     def scale(self) -> float:
         return 0.5 if self.implementation == "eager" else super().scale()
 
 
-class PaddingLostByOneKernel(Lm):
+class PaddingLostByOneKernel(HFStyleDecoder):
     """With a mask given, one implementation is called by its causal flag alone."""
 
     def mix(self, layer: Layer, q: Tensor, k: Tensor, v: Tensor, visible_B1TT: Tensor) -> Tensor:
@@ -79,14 +73,14 @@ class PaddingLostByOneKernel(Lm):
         return functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale())
 
 
-class OneKernelTeachesNothing(Lm):
+class OneKernelTeachesNothing(HFStyleDecoder):
     """Outputs agree, but through one implementation no gradient reaches the keys."""
 
     def mix(self, layer: Layer, q: Tensor, k: Tensor, v: Tensor, visible_B1TT: Tensor) -> Tensor:
         return super().mix(layer, q, k if self.implementation == "eager" else k.detach(), v, visible_B1TT)
 
 
-class OneKernelInHalf(Lm):
+class OneKernelInHalf(HFStyleDecoder):
     """One implementation computes in bfloat16 whatever it is given."""
 
     def mix(self, layer: Layer, q: Tensor, k: Tensor, v: Tensor, visible_B1TT: Tensor) -> Tensor:
@@ -95,10 +89,9 @@ class OneKernelInHalf(Lm):
         return super().mix(layer, q.bfloat16(), k.bfloat16(), v.bfloat16(), visible_B1TT).to(q)
 
 
-TWINS = tuple(
-    Twin(make, "kernels")
-    for make in (
-        WindowLostByOneKernel,
+BROKEN_MODELS = (
+    *caught_by(
+        "kernels",
         WindowWiderByOneKernel,
         PackedByOneKernel,
         AnchoredAtTheFirst,
@@ -107,5 +100,5 @@ TWINS = tuple(
         PaddingLostByOneKernel,
         OneKernelTeachesNothing,
         OneKernelInHalf,
-    )
+    ),
 )

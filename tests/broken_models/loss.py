@@ -1,51 +1,35 @@
-"""Twins whose loss is not the sum that it should be."""
+"""Models whose loss is not the sum that it should be."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from pellucid.audits.twins.toy import Toy, ToyProbe
-from pellucid.audits.twins.twin import Twin
+from broken_models.catalog import caught_by
+from pellucid.audits.broken.tiny_decoder import TinyDecoder, TinyProbe, token_losses
 from pellucid.probe import Request
 
 
-def _losses(scores_BTV: Tensor, tokens_BT: Tensor) -> Tensor:
-    return functional.cross_entropy(scores_BTV.flatten(0, 1), tokens_BT.flatten(), reduction="none").view(
-        tokens_BT.shape
-    )
-
-
-class ShiftedTwice(Toy):
-    """Labels are shifted by the data and again by the model: token t + 2 is learnt at t."""
-
-    def loss(self, request: Request) -> tuple[Tensor, Tensor]:
-        learnt = request.learnt[:, 2:] & (request.positions[:, 2:] > 1)
-        losses = _losses(self(request)[:, :-2], request.tokens[:, 2:])
-        return torch.where(learnt, losses, 0.0).sum(), learnt.sum()
-
-
-class NotShifted(Toy):
+class NotShifted(TinyDecoder):
     """Each side left the shift to the other: a token learns to predict itself."""
 
     def loss(self, request: Request) -> tuple[Tensor, Tensor]:
         learnt = request.learnt
-        return torch.where(learnt, _losses(self(request), request.tokens), 0.0).sum(), learnt.sum()
+        return torch.where(learnt, token_losses(self(request), request.tokens), 0.0).sum(), learnt.sum()
 
 
-class MeansOfMeans(Toy):
+class MeansOfMeans(TinyDecoder):
     """Rows are averaged first, so tokens of short rows weigh more."""
 
     def loss(self, request: Request) -> tuple[Tensor, Tensor]:
         learnt = request.learnt[:, 1:]
-        losses = torch.where(learnt, _losses(self(request)[:, :-1], request.tokens[:, 1:]), 0.0)
+        losses = torch.where(learnt, token_losses(self(request)[:, :-1], request.tokens[:, 1:]), 0.0)
         rows = losses.sum(1) / learnt.sum(1).clamp(min=1)
         busy = learnt.any(1).sum().clamp(min=1)
         return rows.sum() / busy * learnt.sum(), learnt.sum()
 
 
-class TimesTheRows(Toy):
+class TimesTheRows(TinyDecoder):
     """The mean was repaired twice: the sum comes out multiplied by the number of rows."""
 
     def loss(self, request: Request) -> tuple[Tensor, Tensor]:
@@ -53,33 +37,33 @@ class TimesTheRows(Toy):
         return total * request.shape[0], count
 
 
-class IgnoresTokenZero(Toy):
+class IgnoresTokenZero(TinyDecoder):
     """Pads are found by id 0, so a true token 0 (an end token, say) is never learnt."""
 
     def loss(self, request: Request) -> tuple[Tensor, Tensor]:
         return super().loss(request.with_targets(request.learnt & (request.tokens > 0)))
 
 
-class LearnsPads(Toy):
+class LearnsPads(TinyDecoder):
     """Pads behind the text are counted as targets."""
 
     def loss(self, request: Request) -> tuple[Tensor, Tensor]:
         learnt = request.learnt[:, 1:] | (request.segments[:, 1:] == 0)
-        losses = _losses(self(request)[:, :-1], request.tokens[:, 1:])
+        losses = token_losses(self(request)[:, :-1], request.tokens[:, 1:])
         return torch.where(learnt, losses, 0.0).sum(), learnt.sum()
 
 
-class CrossesBorders(Toy):
+class CrossesBorders(TinyDecoder):
     """The last token of a document is trained to predict the first of the next."""
 
     def loss(self, request: Request) -> tuple[Tensor, Tensor]:
         real = (request.segments[:, 1:] != 0) & (request.segments[:, :-1] != 0)
         learnt = real if request.targets is None else real & request.targets[:, 1:]
-        losses = _losses(self(request)[:, :-1], request.tokens[:, 1:])
+        losses = token_losses(self(request)[:, :-1], request.tokens[:, 1:])
         return torch.where(learnt, losses, 0.0).sum(), learnt.sum()
 
 
-class EndsArePads(Toy):
+class EndsArePads(TinyDecoder):
     """Pads have the id of the end token, and whatever has it is no target: true ends are never learnt."""
 
     end = 12
@@ -87,13 +71,13 @@ class EndsArePads(Toy):
     def loss(self, request: Request) -> tuple[Tensor, Tensor]:
         return super().loss(request.with_targets(request.learnt & (request.tokens != self.end)))
 
-    def probe(self) -> ToyProbe:
+    def probe(self) -> TinyProbe:
         probe = super().probe()
         probe.end_tokens = (self.end,)
         return probe
 
 
-class LosesChunkBorders(Toy):
+class LosesChunkBorders(TinyDecoder):
     """The loss is taken in chunks of eight slots, and each loses its last prediction."""
 
     def loss(self, request: Request) -> tuple[Tensor, Tensor]:
@@ -101,7 +85,7 @@ class LosesChunkBorders(Toy):
         return super().loss(request.with_targets(request.learnt & ~border_T))
 
 
-class ForgetsTheLastDocument(Toy):
+class ForgetsTheLastDocument(TinyDecoder):
     """The last of several documents in a row is never learnt."""
 
     def loss(self, request: Request) -> tuple[Tensor, Tensor]:
@@ -110,7 +94,7 @@ class ForgetsTheLastDocument(Toy):
         return super().loss(request.with_targets(request.learnt & ~behind))
 
 
-class NothingIsNaN(Toy):
+class NothingIsNaN(TinyDecoder):
     """A mean over nothing is taken on the way: 0 / 0."""
 
     def loss(self, request: Request) -> tuple[Tensor, Tensor]:
@@ -118,10 +102,9 @@ class NothingIsNaN(Toy):
         return total / count * count, count
 
 
-TWINS = tuple(
-    Twin(make, "loss")
-    for make in (
-        ShiftedTwice,
+BROKEN_MODELS = (
+    *caught_by(
+        "loss",
         NotShifted,
         MeansOfMeans,
         TimesTheRows,
@@ -132,5 +115,5 @@ TWINS = tuple(
         LosesChunkBorders,
         ForgetsTheLastDocument,
         NothingIsNaN,
-    )
+    ),
 )

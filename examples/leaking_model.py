@@ -2,10 +2,10 @@
 
 Two models are trained side by side on the same text, from the same weights, in the same order. They differ in one
 character of their rules: one is causal, the other looks one token ahead, and so reads the answer it is graded on.
-Its curve is the better one. Only the audit tells which of the two has learnt anything; ``leaking_twin.html`` shows
+Its curve is the better one. Only the audit tells which of the two has learnt anything; ``leaking_model.html`` shows
 both curves, and who really sees whom.
 
-    python examples/leaking_twin.py [--steps 300] [--out leaking_twin.html]
+    python examples/leaking_model.py [--steps 300] [--out leaking_model.html]
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def train(model: torch.nn.Module, steps: int) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--out", type=Path, default=Path("leaking_twin.html"))
+    parser.add_argument("--out", type=Path, default=Path("leaking_model.html"))
     asked = parser.parse_args()
     curves, sections = [], []
     for name, rule in (("honest", "causal"), ("leaking", "lookahead(1)")):
@@ -80,7 +80,7 @@ def main() -> None:
         print(f"{name}: {sum(last) / len(last):.2f} bits per byte at the end; audit: {report.verdicts['future']}")
         if not report.passed:
             print(f"  {report.findings[0].where}: {report.findings[0].message}")
-        sections.append((f"The {name} twin", [report.table(), *report.flows]))
+        sections.append((f"The {name} model", [report.table(), *report.flows]))
     picture = Curves("Training loss", tuple(curves), y_label="bits per byte", caption="The lower curve is the cheat.")
     write_page(asked.out, "The leak that looks like success", [("Which one would you ship?", [picture]), *sections])
     print(f"{asked.out} shows both")
