@@ -182,7 +182,7 @@ def test_a_budget_of_minutes_ends_on_time_at_the_floor(
 ) -> None:
     """By a clock on which every look takes a fifth of a second."""
     monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=count(0.0, 0.2).__next__))
-    scheduler = {"warmup_ratio": 0.1, "kind": "linear"}
+    scheduler = {"warmup_ratio": 0.1, "type": "linear"}
     wanted = config(
         words, max_steps=None, max_minutes=1, lr_scheduler=scheduler, eval_steps=0, evaluation={}, save_steps=0
     )

@@ -36,7 +36,7 @@ def test_classes_are_guessed_by_how_often_they_come() -> None:
     metric = Accuracy("document", 3, "class")
     metric.fit_baseline([classified(1, 1, 0), classified(1, IGNORED)])
     logits = torch.eye(3)[torch.tensor([1, 2, 0, 0])]
-    found = metric.metric(Says(logits), torch.zeros(4, 2, 5), classified(1, 2, 1, IGNORED))  # type: ignore[arg-type]
+    found = metric.sums(Says(logits), torch.zeros(4, 2, 5), classified(1, 2, 1, IGNORED))  # type: ignore[arg-type]
     assert (found.correct, found.baseline_correct) == (2, 2)
     assert found.baseline_loss == pytest.approx(-2 * math.log(4 / 7) - math.log(1 / 7))
 
@@ -46,7 +46,7 @@ def test_tokens_are_judged_where_they_have_a_label() -> None:
     batch = Batch.from_rows([[5, 6, 7], [8]]).with_labels(torch.tensor([[0, IGNORED, 2], [2, IGNORED, IGNORED]]))
     metric.fit_baseline([batch])
     hidden = torch.eye(3)[torch.tensor([[0, 0, 1], [2, 0, 0]])]
-    found = metric.metric(Says(torch.zeros(0, 3)), hidden, batch)  # type: ignore[arg-type]
+    found = metric.sums(Says(torch.zeros(0, 3)), hidden, batch)  # type: ignore[arg-type]
     assert (found.correct, found.baseline_correct) == (2, 2)
 
 
@@ -56,7 +56,7 @@ def test_numbers_are_guessed_by_their_mean() -> None:
 
     metric = MSE()
     metric.fit_baseline([scored(1.0, 2.0), scored(6.0)])
-    found = metric.metric(Says(torch.zeros(1)), torch.zeros(2, 1, 1), scored(3.0, 5.0))  # type: ignore[arg-type]
+    found = metric.sums(Says(torch.zeros(1)), torch.zeros(2, 1, 1), scored(3.0, 5.0))  # type: ignore[arg-type]
     assert found.baseline_loss == 4.0
 
 
@@ -67,7 +67,7 @@ def test_answers_are_the_best_span_and_guessed_by_the_usual_place() -> None:
     scores = torch.tensor([[[0.0, 9], [5, 0], [0, 6], [0, 1], [0, 3]]])
     model = Says(torch.zeros(0))
     model.head = lambda hidden, places=None: scores  # type: ignore[method-assign]
-    found = metric.metric(model, torch.zeros(1, 5, 1), batch)  # type: ignore[arg-type]
+    found = metric.sums(model, torch.zeros(1, 5, 1), batch)  # type: ignore[arg-type]
     assert (found.correct, found.baseline_correct) == (1, 1)
     assert found.baseline_loss == pytest.approx(math.log(3) + math.log(2))
 
@@ -80,7 +80,7 @@ def test_a_span_ends_where_it_begins_or_later() -> None:
 def test_pairs_are_found_among_the_others() -> None:
     vectors = torch.tensor([[1.0, 0], [0.9, 0.1], [0, 1.0], [1.0, 0.05]])
     batch = Batch.from_rows([[5]] * 4)
-    found = RetrievalAccuracy().metric(Says(vectors), torch.zeros(4, 1, 5), batch)  # type: ignore[arg-type]
+    found = RetrievalAccuracy().sums(Says(vectors), torch.zeros(4, 1, 5), batch)  # type: ignore[arg-type]
     assert found.baseline_loss == pytest.approx(4 * math.log(3))
     assert found.baseline_correct == pytest.approx(4 / 3)
     assert found.correct == sum(
@@ -117,7 +117,7 @@ def test_greedy_writing_is_compared_with_the_whole_target() -> None:
     assert model.training
 
 
-def test_every_objective_has_a_judge_of_its_own_words() -> None:
+def test_every_objective_has_a_metric_of_its_own() -> None:
     config = TrainConfig.from_mapping(
         {
             "model": {
@@ -131,7 +131,7 @@ def test_every_objective_has_a_judge_of_its_own_words() -> None:
             "max_steps": 1,
         }
     )
-    assert (metric_of(config).item, metric_of(config).loss) == ("masked token", "nats a masked token")
+    assert (metric_of(config).item, metric_of(config).loss_name) == ("masked token", "nats a masked token")
 
 
 FOUND = Validation(

@@ -44,7 +44,7 @@ def config(**changes: Any) -> TrainConfig:
         (head("sequence_classification", num_labels=2), "classification"),
         (head("regression"), "regression"),
         (head("token_classification", num_labels=2), "token_classification"),
-        (head("question_answering"), "span"),
+        (head("span"), "question_answering"),
         (head("sentence_embedding"), "contrastive"),
     ],
 )

@@ -15,14 +15,14 @@ from pellucid.training.signals import InterruptedBySignal, SignalHandler
 
 _FAULTS = """
 import resource, runpy, sys
-keep_pages = runpy.run_path(sys.argv[1])["keep_pages"]
+keep_freed_memory = runpy.run_path(sys.argv[1])["keep_freed_memory"]
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(5):
         b"x" * (40 << 20)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 plain = faults()
-assert keep_pages()
+assert keep_freed_memory()
 faults()
 print(plain, faults())
 """

@@ -89,7 +89,7 @@ def test_gradients_are_those_of_one_big_batch(partition: list[list[int]]) -> Non
     expected = {name: p.grad.clone() for name, p in model.named_parameters()}
     parts = [batch(*(ROWS[row] for row in rows)) for rows in partition]
     result = train_step(model, parts, optimizers, max_grad_norm=None, where=WHERE)
-    assert result.num_targets == whole.num_targets == 8
+    assert result.num_targets == whole.count == 8
     assert result.loss == pytest.approx(whole.mean().item(), rel=1e-12)
     for name, p in model.named_parameters():
         torch.testing.assert_close(p.grad, expected[name], rtol=1e-10, atol=1e-12)

@@ -90,7 +90,7 @@ OptimizerConfig = Annotated[AdamWConfig | MuonConfig, Field(discriminator="kind"
 class LRSchedulerConfig(Config):
     """The learning rate over a run, as a multiple of its peak: a warm-up, then a decay to ``min_lr_ratio``."""
 
-    kind: Literal["cosine", "linear", "warmup_stable_decay", "inverse_sqrt"] = "cosine"
+    type: Literal["cosine", "linear", "warmup_stable_decay", "inverse_sqrt"] = "cosine"
     """``warmup_stable_decay`` stays at the peak and decays linearly over the last ``decay_ratio`` of the run.
     ``inverse_sqrt`` decays as ``sqrt(warm-up / step)`` (Vaswani et al. 2017 §5.3), whatever the length of the run, and
     never below ``min_lr_ratio``."""

@@ -35,7 +35,7 @@ def lr_multiplier(config: TrainConfig, step: int, minutes: float) -> float:
             return max(done / warmup_end, _LOWEST_WARMUP)
     elif step < warmup_steps:
         return (step + 1) / warmup_steps
-    if scheduler.kind == "inverse_sqrt":
+    if scheduler.type == "inverse_sqrt":
         peak = warmup_end / done if by_clock else max(warmup_steps, 1) / (step + 1)
         return max(scheduler.min_lr_ratio, math.sqrt(peak))
     past = 1.0 if warmup_end >= 1 else min(max((done - warmup_end) / (1 - warmup_end), 0.0), 1.0)
@@ -44,9 +44,9 @@ def lr_multiplier(config: TrainConfig, step: int, minutes: float) -> float:
 
 def _decay(scheduler: LRSchedulerConfig, past: float) -> float:
     """From 1 to 0 while ``past`` goes from 0 to 1."""
-    if scheduler.kind == "cosine":
+    if scheduler.type == "cosine":
         return (1 + math.cos(math.pi * past)) / 2
-    if scheduler.kind == "linear":
+    if scheduler.type == "linear":
         return 1 - past
     ratio = scheduler.decay_ratio
     return 1.0 if past < 1 - ratio or not ratio else (1 - past) / ratio
