@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pellucid.data.text import Document, open_corpus
+from pellucid.data.corpus import Document, open_corpus
 
 PACKAGES = 8
 """So many packages, those with the most docstrings, are told apart."""

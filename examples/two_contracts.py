@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pellucid as pl
 from pellucid.checkpoints import verify
-from pellucid.checkpoints.contract import signed
+from pellucid.checkpoints.contract import with_digest
 
 
 def configs() -> tuple[pl.ModelConfig, pl.ModelConfig]:
@@ -29,7 +29,7 @@ def configs() -> tuple[pl.ModelConfig, pl.ModelConfig]:
     }
     wide = pl.ModelConfig(**shared, layers=["causal", "causal"])
     narrow = pl.ModelConfig(
-        **shared, layers=["causal & window(3)"] * 2, position={"kind": "rope", "pairing": "interleaved"}
+        **shared, layers=["causal & window(3)"] * 2, position={"kind": "rope", "interleaved": True}
     )
     return wide, narrow
 
@@ -54,7 +54,7 @@ def main() -> None:
         contract = paths["wide"] / "pellucid.json"
         data = json.loads(contract.read_text())
         data["model"] = json.loads((paths["narrow"] / "pellucid.json").read_text())["model"]
-        contract.write_text(json.dumps(signed(data)))
+        contract.write_text(json.dumps(with_digest(data)))
         for level in ("headers", "digests", "witness"):
             found = verify(paths["wide"], level)
             print(f"{level}: {'passed' if found.passed else found.problem.partition(': ')[2]}")

@@ -13,11 +13,11 @@ import broken_models
 from broken_models.hf_style import HFStyleDecoder
 from broken_models.train_eval import Recurrent
 from pellucid.audits import TinyDecoder, TokensProbe, audit
-from pellucid.audits.method.arguments import watched
-from pellucid.audits.method.copies import NoDropout, as_it_is, copied, probabilities, set_dropout
-from pellucid.audits.method.held import changed, held_by, hooks_of
-from pellucid.audits.method.measure import Run
-from pellucid.audits.method.world import put_back, random_states, switches
+from pellucid.audits.engine.argument_mutation import watched
+from pellucid.audits.engine.attribute_snapshot import changed, hooks_of, snapshot_attributes
+from pellucid.audits.engine.deviation import TargetRun
+from pellucid.audits.engine.global_state import put_back, random_states, switches
+from pellucid.audits.engine.module_copies import NoDropout, deep_copy, probabilities, set_dropout, shallow_weight_copy
 from pellucid.errors import UnsupportedError
 
 pytestmark = pytest.mark.usefixtures("our_checks_only")  # the checker of annotations draws random numbers
@@ -75,14 +75,14 @@ def test_functional_dropout_gives_its_input_back_inside():
 
 def test_a_copy_is_refused_where_there_is_none():
     with pytest.raises(UnsupportedError, match="not a module that could be copied"):
-        copied(Run(TokensProbe(lambda tokens: functional.one_hot(tokens, 7).float())))
+        deep_copy(TargetRun(TokensProbe(lambda tokens: functional.one_hot(tokens, 7).float())))
 
     class Uncopied(Recurrent):
         def __deepcopy__(self, memo):
             raise RuntimeError("no copies\nof this")
 
     with pytest.raises(UnsupportedError, match=r"it cannot be copied: no copies of this$"):
-        copied(Run(Uncopied().probe()))
+        deep_copy(TargetRun(Uncopied().probe()))
     assert found(Uncopied(), "dropout")["set to 0"].status == "not_applicable"
 
 
@@ -145,7 +145,7 @@ def test_inference_mode_leaves_no_inference_tensor_in_the_target():
     class Lazy(Recurrent):
         table_of = None
 
-        def mixed(self, x):
+        def final_hidden(self, x):
             if self.table_of is None or len(self.table_of) < x.shape[1]:
                 self.table_of = torch.ones(x.shape[1])
             return x * self.table_of[: x.shape[1], None].to(x)
@@ -162,7 +162,7 @@ def test_rounding_that_varies_is_fragile():
     class Varies(Recurrent):
         calls = 0
 
-        def mixed(self, x):
+        def final_hidden(self, x):
             self.calls += 1
             return x * (1 + self.calls % 2 * 1e-7)
 
@@ -216,10 +216,10 @@ class Holds(nn.Module):
 )
 def test_what_a_module_holds_is_seen_to_change(change, name):
     module = Holds()
-    before = held_by(module)
-    assert changed(before, held_by(module)) == []
+    before = snapshot_attributes(module)
+    assert changed(before, snapshot_attributes(module)) == []
     change(module)
-    assert changed(before, held_by(module))[0] == name
+    assert changed(before, snapshot_attributes(module))[0] == name
 
 
 def test_looking_has_bounds_and_survives_anything():
@@ -232,9 +232,9 @@ def test_looking_has_bounds_and_survives_anything():
             super().__init__()
             self.hostile, self.many = Hostile(a=1), [[0] * 300 for _ in range(300)]
 
-    leaves = held_by(Big())
+    leaves = snapshot_attributes(Big())
     assert 1000 < len(leaves) <= 4000
-    assert held_by(None) == {}
+    assert snapshot_attributes(None) == {}
 
 
 def test_hooks_are_counted():
@@ -332,7 +332,7 @@ class _GrowsRightly(TinyDecoder):
         super().__init__()
         self.known = torch.zeros(0, dtype=torch.int64)
 
-    def counted_positions(self, queries):
+    def position_ids(self, queries):
         self.known = torch.arange(max(len(self.known), int(queries.positions.max()) + 1))
         return self.known[queries.positions]
 
@@ -345,8 +345,8 @@ def test_a_table_that_is_grown_rightly_is_no_fault():
 
 def test_the_copy_that_is_kept_shares_the_weights_and_nothing_else():
     module = broken_models.GrowsItsTable()
-    kept = as_it_is(module)
+    kept = shallow_weight_copy(module)
     module.known = torch.arange(5)
     assert len(kept.known) == 0
     assert kept.head.weight is module.head.weight
-    assert as_it_is(len) is None
+    assert shallow_weight_copy(len) is None

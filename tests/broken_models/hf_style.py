@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from pellucid.probe import Capability, Probe, Request, Visibility, embeddings_replaced
+from pellucid.batch import Batch
+from pellucid.probe import Capability, Probe, Visibility, embeddings_replaced
 from pellucid.visibility import causal
 
 WIDTH, HEADS = 16, 2
@@ -80,7 +81,7 @@ class HFStyleDecoder(nn.Module):
     def scale(self) -> float:
         return 1 / math.sqrt(WIDTH // HEADS)
 
-    def mix(self, layer: Layer, q: Tensor, k: Tensor, v: Tensor, visible_B1TT: Tensor) -> Tensor:
+    def attend(self, layer: Layer, q: Tensor, k: Tensor, v: Tensor, visible_B1TT: Tensor) -> Tensor:
         """``[B, N, T, H]`` by the implementation that is switched on."""
         dropped = layer.attention_dropout if self.training else 0.0
         if self.implementation == "sdpa":
@@ -93,7 +94,7 @@ class HFStyleDecoder(nn.Module):
         """One layer."""
         h_BTD = layer.norm_1(x_BTD)
         q, k = (turned(layer.heads(part(h_BTD)), angles_BTP) for part in (layer.q, layer.k))
-        mixed = self.mix(layer, q, k, layer.heads(layer.v(h_BTD)), visible_B1TT)
+        mixed = self.attend(layer, q, k, layer.heads(layer.v(h_BTD)), visible_B1TT)
         x_BTD = x_BTD + layer.o(mixed.transpose(1, 2).flatten(-2))
         return x_BTD + layer.down(functional.gelu(layer.up(layer.norm_2(x_BTD))))
 
@@ -102,11 +103,11 @@ class HFStyleDecoder(nn.Module):
         result: Tensor = checkpoint(step, x_BTD, *rest, use_reentrant=False)
         return result
 
-    def entry(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
+    def first_hidden(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
         """What enters the first layer."""
         return x_BTD
 
-    def leave(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
+    def final_hidden(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
         """What goes to the last norm."""
         return x_BTD
 
@@ -119,7 +120,7 @@ class HFStyleDecoder(nn.Module):
         if position_ids is None:
             position_ids = (mask_BT.cumsum(-1) - 1).clamp(min=0)
         angles_BTP, visible_B1TT = self.angles(position_ids), self.visible(mask_BT)
-        x_BTD = self.entry(self.table(input_ids), mask_BT)
+        x_BTD = self.first_hidden(self.table(input_ids), mask_BT)
         for layer in self.layers:
             assert isinstance(layer, Layer)
 
@@ -130,7 +131,7 @@ class HFStyleDecoder(nn.Module):
                 x_BTD = self.recomputed(step, x_BTD, visible_B1TT, angles_BTP)
             else:
                 x_BTD = step(x_BTD, visible_B1TT, angles_BTP)
-        return Answer(self.head(self.norm(self.leave(x_BTD, mask_BT))))
+        return Answer(self.head(self.norm(self.final_hidden(x_BTD, mask_BT))))
 
     def probe(self) -> HFStyleProbe:
         """How an audit calls this model."""
@@ -155,14 +156,14 @@ class HFStyleProbe(Probe):
         self.vocab_size, self.kernels = model.table.num_embeddings, model.kernels
         self.rules: tuple[Visibility, ...] = (causal(),) * len(model.layers)
 
-    def logits(self, request: Request) -> Tensor:
-        mask_BT = request.real.long()
-        with embeddings_replaced(self.model.table, request.embeddings):
-            answer: Answer = self.model(request.tokens, attention_mask=mask_BT, position_ids=request.positions)
+    def logits(self, batch: Batch) -> Tensor:
+        mask_BT = batch.token_mask.long()
+        with embeddings_replaced(self.model.table, batch.inputs_embeds):
+            answer: Answer = self.model(batch.tokens, attention_mask=mask_BT, position_ids=batch.positions)
         return answer.logits
 
-    def embed(self, request: Request) -> Tensor:
-        result: Tensor = self.model.table(request.tokens)
+    def embed(self, batch: Batch) -> Tensor:
+        result: Tensor = self.model.table(batch.tokens)
         return result
 
     @contextmanager
@@ -181,6 +182,6 @@ class HFStyleProbe(Probe):
         finally:
             self.model.recomputes = before
 
-    def over(self, module: nn.Module) -> HFStyleProbe:
+    def with_module(self, module: nn.Module) -> HFStyleProbe:
         assert isinstance(module, HFStyleDecoder)
         return HFStyleProbe(module)

@@ -11,7 +11,8 @@ from torch.nn import functional
 
 from broken_models.catalog import caught_by
 from broken_models.hf_style import Answer, HFStyleDecoder
-from pellucid.probe import Capability, Probe, Request, Visibility, embeddings_replaced
+from pellucid.batch import Batch
+from pellucid.probe import Capability, Probe, Visibility, embeddings_replaced
 from pellucid.visibility import full
 
 
@@ -54,16 +55,16 @@ class EncoderProbe(Probe):
         self.vocab_size, self.max_length = model.table.num_embeddings, model.places.num_embeddings
         self.rules: tuple[Visibility, ...] = (full(),) * len(model.layers)
 
-    def logits(self, request: Request) -> Tensor:
-        with embeddings_replaced(self.model.table, request.embeddings):
-            result: Tensor = self.model(request.tokens, request.positions, request.real)
+    def logits(self, batch: Batch) -> Tensor:
+        with embeddings_replaced(self.model.table, batch.inputs_embeds):
+            result: Tensor = self.model(batch.tokens, batch.positions, batch.token_mask)
         return result
 
-    def embed(self, request: Request) -> Tensor:
-        result: Tensor = self.model.table(request.tokens)
+    def embed(self, batch: Batch) -> Tensor:
+        result: Tensor = self.model.table(batch.tokens)
         return result
 
-    def over(self, module: nn.Module) -> EncoderProbe:
+    def with_module(self, module: nn.Module) -> EncoderProbe:
         assert isinstance(module, Encoder)
         return EncoderProbe(module)
 
@@ -71,7 +72,7 @@ class EncoderProbe(Probe):
 class ConvolvesOverPads(HFStyleDecoder):
     """A short convolution before the layers is told nothing of padding: the first token beside a pad reads it."""
 
-    def entry(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
+    def first_hidden(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
         return x_BTD + 0.5 * functional.pad(x_BTD, (0, 0, 1, 0))[:, :-1]
 
 
@@ -191,7 +192,7 @@ class TwoSmallestNumbers(HFStyleDecoder):
 class DropsEmptyRows(HFStyleDecoder):
     """Rows without tokens are taken out and put back at the end: the rows behind them move up."""
 
-    def leave(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
+    def final_hidden(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
         held = mask_BT.any(1)
         return torch.cat([x_BTD[held], torch.zeros_like(x_BTD[~held])])
 
@@ -218,7 +219,7 @@ class _WithWhole(Answer):
 class PoolsOverPads(HFStyleDecoder):
     """Beside its scores it gives the mean of each row, over its padding too."""
 
-    def leave(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
+    def final_hidden(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
         self._whole_BD = x_BTD.mean(1).detach()
         return x_BTD
 

@@ -11,8 +11,8 @@ import torch
 
 from helpers.tiny import tiny_config, tiny_model
 from pellucid.checkpoints import load, save, verify
-from pellucid.checkpoints.arguments import DTYPES
 from pellucid.checkpoints.store import CONTRACT, WEIGHTS
+from pellucid.checkpoints.validate import DTYPES
 from pellucid.errors import CheckpointError
 from pellucid.models import build
 

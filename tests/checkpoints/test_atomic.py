@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pellucid.checkpoints.atomic import discard_folder, discard_unfinished, new_folder, write_text
+from pellucid.checkpoints.files import discard_folder, discard_unfinished, new_folder, write_text
 from pellucid.errors import CheckpointError
 
 

@@ -9,10 +9,9 @@ import torch
 
 from helpers.folders import resign
 from helpers.kinds import EVERY_KIND, config_of, model_of
-from pellucid.checkpoints import MismatchError, exact, load, save, verify, witness
-from pellucid.checkpoints.contract import stored_tensors, wide_tensors
-from pellucid.checkpoints.inputs import Probe
-from pellucid.checkpoints.probes import probes_of
+from pellucid.checkpoints import MismatchError, fingerprint, load, reference_forward, save, verify
+from pellucid.checkpoints.contract import float32_tensors, stored_tensors
+from pellucid.checkpoints.probe_set import WitnessProbe, probes_of
 from pellucid.checkpoints.store import CONTRACT
 from pellucid.errors import CheckpointError
 from pellucid.models import Decoder, Encoder, EncoderDecoder, Model
@@ -28,7 +27,7 @@ ROUTED = "decoder: latent with yarn, experts in groups"
 ROUTER = "layers.1.ffn.router"
 
 
-def answer_of(model: Model, probe: Probe) -> torch.Tensor:
+def answer_of(model: Model, probe: WitnessProbe) -> torch.Tensor:
     return model(probe.batch()).logits
 
 
@@ -63,10 +62,10 @@ def test_every_kind_verifies_in_a_narrow_type(tmp_path: Path, kind: str) -> None
 def test_every_kind_is_asked_part_by_part(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of(kind)
     stored, tied = stored_tensors(model)
-    whole = witness.witness_of(model.config, stored.__getitem__, tied)
-    monkeypatch.setattr(exact, "SMALL", 0)
-    assert witness.witness_of(model.config, stored.__getitem__, tied) == whole
-    asked = exact.exact_model(model.config, stored.__getitem__, tied)
+    whole = fingerprint.witness_of(model.config, stored.__getitem__, tied)
+    monkeypatch.setattr(reference_forward, "SMALL", 0)
+    assert fingerprint.witness_of(model.config, stored.__getitem__, tied) == whole
+    asked = reference_forward.reference_model(model.config, stored.__getitem__, tied)
     asked(probes_of(model.config)["plain"].batch())
     head = {f"{asked.head_name}.{name}" for name, _ in asked.head.named_parameters()}
     kept = {name for name, weight in asked.named_parameters() if not weight.is_meta}
@@ -145,23 +144,23 @@ def test_many_layers_of_one_have_fewer_tensors_than_layers(tmp_path: Path) -> No
 def test_routers_stay_wide_in_a_narrow_model(tmp_path: Path) -> None:
     model = model_of(ROUTED, dtype=torch.bfloat16)
     save(tmp_path / "a", model)
-    wide = {f"{ROUTER}.weight", f"{ROUTER}.choice_bias"}
-    assert wide_tensors(model.config) == wide
+    wide = {f"{ROUTER}.weight", f"{ROUTER}.expert_bias"}
+    assert float32_tensors(model.config) == wide
     listed = json.loads((tmp_path / "a" / CONTRACT).read_text())["tensors"]
     assert {name for name, spec in listed.items() if spec.startswith("float32")} == wide
     assert {spec.partition("[")[0] for name, spec in listed.items() if name not in wide} == {"bfloat16"}
     router = load(tmp_path / "a").model.layers[1].ffn.router
     assert isinstance(router, SigmoidRouter)
-    assert router.weight.dtype == router.choice_bias.dtype == torch.float32
-    assert torch.equal(router.choice_bias, model.layers[1].ffn.router.choice_bias)
-    assert router.choice_bias.any()
+    assert router.weight.dtype == router.expert_bias.dtype == torch.float32
+    assert torch.equal(router.expert_bias, model.layers[1].ffn.router.expert_bias)
+    assert router.expert_bias.any()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_a_cast_keeps_routers_wide_and_says_so(tmp_path: Path, dtype: torch.dtype) -> None:
     save(tmp_path / "a", model_of(ROUTED))
     found = load(tmp_path / "a", dtype=dtype)
-    routers = {f"{ROUTER}.weight", f"{ROUTER}.choice_bias"}
+    routers = {f"{ROUTER}.weight", f"{ROUTER}.expert_bias"}
     wide = dtype if dtype == torch.float64 else torch.float32
     types = {name: tensor.dtype for name, tensor in found.model.state_dict().items()}
     assert {types.pop(name) for name in routers} == {wide}
@@ -198,7 +197,7 @@ CHANGED: dict[str, tuple[str, Any]] = {
     "an encoder that sees less": ("both: t5", lambda m: setattr(m.encoder.layers[1].attention, "scale", 9.0)),
     "another capacity": (
         "decoder: latent, queries of one step, crowded experts",
-        lambda m: [setattr(block.ffn, "capacity", 0) for block in m.layers],
+        lambda m: [setattr(block.ffn, "expert_capacity", 0) for block in m.layers],
     ),
 }
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from pellucid.checkpoints.header import DTYPES, LONGEST_HEADER, TensorSpec, read_header
+from pellucid.checkpoints.weights import LONGEST_HEADER, SAFETENSORS_DTYPES, TensorSpec, read_header
 from pellucid.errors import CheckpointError
 
 
@@ -19,14 +19,16 @@ def written(path: Path, header: Any, data: bytes = b"") -> Path:
 
 
 def entry(*shape: int, start: int = 0, dtype: str = "F32", **more: Any) -> dict[str, Any]:
-    size = DTYPES[dtype].itemsize
+    size = SAFETENSORS_DTYPES[dtype].itemsize
     for length in shape:
         size *= length
     return {"dtype": dtype, "shape": list(shape), "data_offsets": [start, start + size], **more}
 
 
 def test_every_dtype_is_read_as_it_was_written(tmp_path: Path) -> None:
-    tensors = {code: torch.zeros(2, 3).to(dtype) for code, dtype in DTYPES.items()} | {"scalar": torch.zeros(())}
+    tensors = {code: torch.zeros(2, 3).to(dtype) for code, dtype in SAFETENSORS_DTYPES.items()} | {
+        "scalar": torch.zeros(())
+    }
     save_file(tensors, tmp_path / "x", metadata={"format": "pt"})
     assert read_header(tmp_path / "x") == {name: TensorSpec.of(tensor) for name, tensor in tensors.items()}
     assert str(TensorSpec.of(tensors["BF16"])) == "bfloat16[2, 3]"

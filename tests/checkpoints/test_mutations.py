@@ -18,12 +18,12 @@ from helpers.kinds import EVERY_KIND, model_of, stirred
 from helpers.tiny import tiny_config
 from helpers.words import EVERY_WORD, Change, alike, changed, changes, parts_in
 from pellucid.checkpoints import MismatchError, WitnessError, load, save, verify
-from pellucid.checkpoints.contract import Contract, TextContract, blank_model, outline, stored_tensors
-from pellucid.checkpoints.sides import FARTHEST
-from pellucid.checkpoints.spoken import TextWitness
+from pellucid.checkpoints.contract import Contract, TextContract, meta_model, shapes_and_ties, stored_tensors
+from pellucid.checkpoints.fingerprint import Witness, check_witness, witness_of
+from pellucid.checkpoints.probe_inputs import FARTHEST
 from pellucid.checkpoints.store import CONTRACT
-from pellucid.checkpoints.unseen import UNSEEN, UNWITNESSED
-from pellucid.checkpoints.witness import Witness, check_witness, witness_of
+from pellucid.checkpoints.tokenizer_fingerprint import TokenizerFingerprint
+from pellucid.checkpoints.verify import UNSEEN, UNWITNESSED
 from pellucid.configfile import Config
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import CheckpointError
@@ -51,12 +51,12 @@ def held_of(model: Model) -> Held:
     assert isinstance(model.config, ModelConfig)
     stored, tied = stored_tensors(model)
     witness = witness_of(model.config, stored.__getitem__, tied)
-    return Held(model.config, stored, tied, outline(model), witness)
+    return Held(model.config, stored, tied, shapes_and_ties(model), witness)
 
 
 def asked(before: Held, other: ModelConfig) -> str:
     """How a contract that says ``other`` over the same tensors is answered: by a probe's name where one differs."""
-    if outline(blank_model(other)) != before.shapes:
+    if shapes_and_ties(meta_model(other)) != before.shapes:
         return "tensors"
     try:
         check_witness("it", before.witness, other, before.stored.__getitem__, before.tied)
@@ -72,7 +72,7 @@ def judged(config: ModelConfig, folder: Path, other: ModelConfig) -> str:
     before = (folder / CONTRACT).read_text()
     try:
         resign(folder, lambda data: data.update(model=other.model_dump(mode="json")))
-        if outline(blank_model(other)) == outline(blank_model(config)):
+        if shapes_and_ties(meta_model(other)) == shapes_and_ties(meta_model(config)):
             found = verify(folder)
             return "passed" if found.passed else "witness" if "gave when it was saved" in found.problem else "refused"
         assert "contradicts itself" in verify(folder, "headers").problem or len(other.layers) > 9
@@ -83,7 +83,7 @@ def judged(config: ModelConfig, folder: Path, other: ModelConfig) -> str:
         (folder / CONTRACT).write_text(before)
 
 
-ALONE = {"Stack.dropout", "ModelConfig.dropout"}
+ALONE = {"TransformerConfig.dropout", "ModelConfig.dropout"}
 """Parts of one kind that cannot be left out: their fields say it all."""
 
 
@@ -120,13 +120,13 @@ def test_every_word_that_changes_the_forward_is_found_out() -> None:
 STRUCTURE = {"tensors", "refused", "passed"}
 FELT_BY = {
     "training": {
-        "Dropout.embedding", "Dropout.attention", "Dropout.residual", "Dropout.ffn", "SequenceClassification.dropout",
-        "TokenClassification.dropout", "Regression.dropout",
+        "DropoutConfig.embedding", "DropoutConfig.attention", "DropoutConfig.residual", "DropoutConfig.ffn", "SequenceClassificationHeadConfig.dropout",
+        "TokenClassificationHeadConfig.dropout", "RegressionHeadConfig.dropout",
     },
-    "packed": {"SentenceEmbedding.temperature"},
-    "strong": {"ClampedGated.limit"},
-    "stream": {"ModelConfig.residual_dtype", "Stack.residual_dtype"},
-    "lengths": {"DynamicNTK.original_length", "LongRope.long"},
+    "packed": {"SentenceEmbeddingHeadConfig.temperature"},
+    "strong": {"ClampedGatedFFNConfig.limit"},
+    "stream": {"ModelConfig.residual_dtype", "TransformerConfig.residual_dtype"},
+    "lengths": {"DynamicNTKScalingConfig.original_max_position_embeddings", "LongRopeScalingConfig.long"},
 }  # fmt: skip
 
 
@@ -186,7 +186,12 @@ LESSONS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     ),
     "a scaling that was none": (
         {},
-        {"position": {"kind": "rope", "scaling": {"kind": "llama3", "factor": 8.0, "original_length": 64}}},
+        {
+            "position": {
+                "kind": "rope",
+                "scaling": {"kind": "llama3", "factor": 8.0, "original_max_position_embeddings": 64},
+            }
+        },
         "witness",
     ),
     "who sees what is ahead": ({}, {"family": "encoder", "head": {"kind": "language_model"}}, "refused"),
@@ -212,15 +217,17 @@ def test_what_a_lesson_names_is_in_the_contract_and_held_to(tmp_path: Path, less
     assert judged(config, tmp_path / "a", tiny_config(hidden_size=16, **after)) == answer
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(8, 4, 2), (2, 1, 8), (1, 1, 16)])
-def test_other_heads_over_the_same_matrices_are_found_out(tmp_path: Path, heads: int, kv_heads: int, size: int) -> None:
+@pytest.mark.parametrize(("heads", "num_kv_heads", "size"), [(8, 4, 2), (2, 1, 8), (1, 1, 16)])
+def test_other_heads_over_the_same_matrices_are_found_out(
+    tmp_path: Path, heads: int, num_kv_heads: int, size: int
+) -> None:
     """L53: cutting the same projections into other heads changes no shape."""
-    kv = 2 if (heads, kv_heads) != (1, 1) else 4
+    kv = 2 if (heads, num_kv_heads) != (1, 1) else 4
     config = tiny_config(hidden_size=16, attention={"num_attention_heads": 4, "num_key_value_heads": kv})
     save(tmp_path / "a", build(config, seed=1))
-    words = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": size}
+    words = {"num_attention_heads": heads, "num_key_value_heads": num_kv_heads, "head_dim": size}
     changed = config.model_copy(update={"attention": config.attention.model_dump() | words})
-    assert outline(blank_model(changed)) == outline(blank_model(config))
+    assert shapes_and_ties(meta_model(changed)) == shapes_and_ties(meta_model(config))
     assert judged(config, tmp_path / "a", changed) == "witness"
 
 
@@ -233,7 +240,7 @@ def test_other_heads_over_the_same_matrices_are_found_out(tmp_path: Path, heads:
         ("causal & (window(3000) | sinks(4))", "causal & (window(3000) | sinks(5))"),
         ("causal | prefix(700)", "causal | prefix(701)"),
         ("lookahead(5000)", "lookahead(5001)"),
-        ("causal | blocks", "causal | prefix"),
+        ("causal | same_group", "causal | prefix"),
     ],
 )
 def test_a_bound_is_met_exactly_however_far_it_is(tmp_path: Path, rule: str, other: str) -> None:
@@ -279,7 +286,9 @@ def test_what_is_said_not_to_be_seen_is_not_seen(tmp_path: Path, change: str) ->
 CLIPPED = {"num_attention_heads": 4}
 FEW = {"kind": "moe", "num_experts": 2, "num_experts_per_tok": 1, "expert": {"kind": "gated", "intermediate_size": 8}}
 BEYOND = {
-    "capacities beyond 1024, or of several layers": tuple({"ffn": FEW | {"capacity": most}} for most in (1025, 1026)),
+    "capacities beyond 1024, or of several layers": tuple(
+        {"ffn": FEW | {"expert_capacity": most}} for most in (1025, 1026)
+    ),
     "limits that nothing reaches": tuple({"attention": CLIPPED | {"clip_qkv": most}} for most in (1e7, 2e7)),
 }
 
@@ -293,10 +302,13 @@ def test_what_lies_beyond_every_probe_is_not_seen(tmp_path: Path, change: str) -
 
 @pytest.mark.parametrize("capacity", [0, 1, 5, 60])
 def test_a_capacity_is_met_exactly(tmp_path: Path, capacity: int) -> None:
-    config = tiny_config(hidden_size=16, ffn=FEW | {"capacity": capacity})
+    config = tiny_config(hidden_size=16, ffn=FEW | {"expert_capacity": capacity})
     save(tmp_path / "a", build(config, seed=1))
     for other in {capacity + 1, max(capacity - 1, 0)} - {capacity}:
-        assert judged(config, tmp_path / "a", tiny_config(hidden_size=16, ffn=FEW | {"capacity": other})) == "witness"
+        assert (
+            judged(config, tmp_path / "a", tiny_config(hidden_size=16, ffn=FEW | {"expert_capacity": other}))
+            == "witness"
+        )
 
 
 def _with(words: dict[str, Any]) -> ModelConfig:
@@ -312,7 +324,7 @@ def test_the_changes_that_are_not_seen_are_those_that_are_listed() -> None:
 
 def test_a_model_that_is_asked_other_probes_is_refused(tmp_path: Path) -> None:
     """Blocks of tokens are not cut by a cache; a contract that drops them would have to be asked of more."""
-    config = tiny_config(hidden_size=16, rule="causal | blocks")
+    config = tiny_config(hidden_size=16, rule="causal | same_group")
     save(tmp_path / "a", build(config, seed=1))
     assert judged(config, tmp_path / "a", tiny_config(hidden_size=16)) == "witness"
 
@@ -351,7 +363,7 @@ def spoken(original: Path, tmp_path: Path) -> Path:
 
 CONTRACT_CHANGES = {
     "schema_version": lambda c: c.update(schema_version=1),
-    "model": lambda c: c["model"]["position"].update(theta=500.0),
+    "model": lambda c: c["model"]["position"].update(rope_theta=500.0),
     "positions_after_cache": lambda c: c.update(positions_after_cache="restart"),
     "text": lambda c: c.update(text=None),
     "text.vocab_size": lambda c: c["text"].update(vocab_size=263),
@@ -390,7 +402,7 @@ def test_what_belongs_to_text_is_verified_without_hashing(spoken: Path, field: s
 def test_no_field_of_the_contract_is_forgotten() -> None:
     inner = {f"text.{name}" for name in TextContract.model_fields}
     asked = {f"witness.{name}" for name in Witness.model_fields}
-    asked |= {f"witness.text.{name}" for name in TextWitness.model_fields}
+    asked |= {f"witness.text.{name}" for name in TokenizerFingerprint.model_fields}
     elsewhere = {"witness.tolerance", "witness.text.chats"}  # below, and in test_text_witness
     assert set(CONTRACT_CHANGES) >= (set(Contract.model_fields) | inner | asked) - elsewhere
 
@@ -432,7 +444,7 @@ def test_a_witness_cannot_allow_more_than_it_should(spoken: Path) -> None:
 def test_without_new_digests_a_change_is_seen_before_any_tensor_is_read(spoken: Path) -> None:
     """L19: a RoPE base does not change by accident."""
     data = json.loads((spoken / CONTRACT).read_text())
-    data["model"]["position"]["theta"] = 500.0
+    data["model"]["position"]["rope_theta"] = 500.0
     (spoken / CONTRACT).write_text(json.dumps(data))
     with pytest.raises(MismatchError, match="says something else than when it was written"):
         load(spoken)

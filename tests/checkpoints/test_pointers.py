@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pellucid.checkpoints.pointers import meant, pointed
+from pellucid.checkpoints.folder import read_pointer, resolve_checkpoint_path
 from pellucid.errors import CheckpointError
 
 
@@ -20,21 +20,29 @@ def run(tmp_path: Path) -> Path:
 
 def test_names_of_a_run_are_its_checkpoints(run: Path) -> None:
     first, second = (run / "checkpoints" / f"step-0000000{step}" for step in (1, 2))
-    assert (meant(run / "best"), meant(run / "last"), meant(run)) == (first, second, first)
-    assert meant(str(run)) == first
+    assert (
+        resolve_checkpoint_path(run / "best"),
+        resolve_checkpoint_path(run / "last"),
+        resolve_checkpoint_path(run),
+    ) == (first, second, first)
+    assert resolve_checkpoint_path(str(run)) == first
     (run / "best").unlink()
-    assert (pointed(run / "best"), meant(run), meant(run / "best")) == (None, second, run / "best")
+    assert (read_pointer(run / "best"), resolve_checkpoint_path(run), resolve_checkpoint_path(run / "best")) == (
+        None,
+        second,
+        run / "best",
+    )
     (run / "last").unlink()
-    assert meant(run) == run
+    assert resolve_checkpoint_path(run) == run
 
 
 def test_everything_else_is_what_it_says(run: Path, tmp_path: Path) -> None:
     (tmp_path / "best").mkdir()
     (run / "checkpoints" / "step-00000002" / "pellucid.json").touch()
     for path in (tmp_path / "best", tmp_path / "nowhere", run / "checkpoints" / "step-00000002", run / "config.yaml"):
-        assert meant(path) == path
+        assert resolve_checkpoint_path(path) == path
     (run / "pellucid.json").touch()  # a checkpoint that happens to have a folder of that name inside
-    assert meant(run) == run
+    assert resolve_checkpoint_path(run) == run
 
 
 @pytest.mark.parametrize("text", ["", "..", "../../etc", "/etc", "step-1", "step-00000001/..", "step-00000001 x", "\0"])
@@ -42,12 +50,12 @@ def test_a_pointer_leads_to_a_step_of_its_run_or_nowhere(run: Path, text: str) -
     (run / "best").write_text(text)
     for asked in (run, run / "best"):
         with pytest.raises(CheckpointError, match="which is not the name of a step such as step-00000200"):
-            meant(asked)
-    assert meant(run / "last").name == "step-00000002"
+            resolve_checkpoint_path(asked)
+    assert resolve_checkpoint_path(run / "last").name == "step-00000002"
 
 
 def test_a_pointer_that_is_no_file_is_not_waited_for(run: Path) -> None:
     (run / "best").unlink()
     os.mkfifo(run / "best")
     with pytest.raises(CheckpointError, match="best"):
-        meant(run)
+        resolve_checkpoint_path(run)

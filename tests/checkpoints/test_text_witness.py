@@ -14,8 +14,8 @@ from helpers.folders import resign
 from helpers.tiny import tiny_config
 from pellucid.checkpoints import WitnessError, load, save, verify
 from pellucid.checkpoints.contract import read_contract
-from pellucid.checkpoints.spoken import CHATS, SAMPLE, text_witness
 from pellucid.checkpoints.store import CONTRACT
+from pellucid.checkpoints.tokenizer_fingerprint import CHATS, SAMPLE, tokenizer_fingerprint
 from pellucid.data import PLAIN, ChatTemplate, Tokenizer
 from pellucid.errors import CheckpointError
 from pellucid.models import build
@@ -154,7 +154,7 @@ def test_what_is_said_not_to_be_seen_is_not_seen(folder: Path, kind: str) -> Non
 def test_the_witness_of_text_is_readable(original: Path) -> None:
     kept = read_contract(original / CONTRACT).witness.text
     assert kept is not None
-    assert kept == text_witness(TOKENIZER, PLAIN)
+    assert kept == tokenizer_fingerprint(TOKENIZER, PLAIN)
     assert kept.sample == kept.decoded == SAMPLE
     assert kept.ids[0] == tuple(TOKENIZER.encode(SAMPLE[0]))
     assert kept.chats is not None

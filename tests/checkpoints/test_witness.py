@@ -12,11 +12,10 @@ import torch
 from helpers.folders import resign
 from helpers.tiny import KINDS, tiny_config, tiny_model
 from pellucid.batch import Batch
-from pellucid.checkpoints import WitnessError, answers, exact, load, save, verify, witness
-from pellucid.checkpoints.contract import blank_model, read_contract, stored_tensors
-from pellucid.checkpoints.inputs import Probe, spread
-from pellucid.checkpoints.probes import probes_of
-from pellucid.checkpoints.sides import FARTHEST
+from pellucid.checkpoints import WitnessError, fingerprint, load, reference_forward, save, verify
+from pellucid.checkpoints.contract import meta_model, read_contract, stored_tensors
+from pellucid.checkpoints.probe_inputs import FARTHEST, splitmix64
+from pellucid.checkpoints.probe_set import WitnessProbe, probes_of
 from pellucid.checkpoints.store import CONTRACT
 from pellucid.errors import CheckpointError
 from pellucid.models import build
@@ -35,7 +34,7 @@ def test_the_probes_follow_from_the_config_alone(kind: str) -> None:
     assert asked == probes_of(type(config).from_mapping(config.model_dump()))
     for probe in asked.values():
         batch = probe.batch()
-        longest = config.position.max_positions if config.position.kind == "learned" else FARTHEST + 1
+        longest = config.position.max_position_embeddings if config.position.kind == "learned" else FARTHEST + 1
         assert int(batch.positions.max()) < longest
         assert 0 <= int(batch.tokens.min()) <= int(batch.tokens.max()) < config.vocab_size
         assert all(bool(batch.segments[row, slot]) for row, slots in enumerate(probe.at) for slot in slots)
@@ -66,7 +65,9 @@ def test_tokens_come_from_all_over_the_vocabulary(vocab_size: int) -> None:
 
 @pytest.mark.parametrize("length", [1, 2, 5])
 def test_a_short_position_table_is_never_left(tmp_path: Path, length: int) -> None:
-    config = tiny_config("learned-dense-ln", position={"kind": "learned", "max_positions": length}, hidden_size=16)
+    config = tiny_config(
+        "learned-dense-ln", position={"kind": "learned", "max_position_embeddings": length}, hidden_size=16
+    )
     assert all(int(probe.batch().positions.max()) < length for probe in probes_of(config).values())
     assert len(probes_of(config)["continued"].chunks) == (3 if length == 5 else 1)
     save(tmp_path / "a", build(config))
@@ -77,7 +78,7 @@ def test_the_first_chunk_holds_what_a_rule_does_not_let_a_cache_cut() -> None:
     assert probes_of(tiny_config(rule="causal | prefix(9)"))["continued"].chunks[0] == 12
     assert probes_of(tiny_config(rule="full"))["continued"].chunks == (8,)
     assert probes_of(tiny_config(rule="causal | prefix(5000)"))["continued"].chunks == (8,)
-    grouped = probes_of(tiny_config(rule="causal | blocks"))
+    grouped = probes_of(tiny_config(rule="causal | same_group"))
     assert grouped["plain"].groups == ((1, 1, 0, 0, 2, 2, 0, 0),)
     assert grouped["continued"].groups == ((1, 1, 0, 0, 0, 0, 0, 0, 0), (0, 0, 1, 1, 0, 0, 0, 0, 0))
     assert grouped["continued"].chunks[0] == 5
@@ -92,7 +93,7 @@ def test_many_bounds_stay_few_tokens() -> None:
 
 def test_spread_is_the_published_generator() -> None:
     """Steele, Lea & Flood 2014; the first outputs of splitmix64 from seed 0."""
-    assert [hex(x) for x in spread(np.arange(2, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))] == [
+    assert [hex(x) for x in splitmix64(np.arange(2, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))] == [
         "0xe220a8397b1dcdaf",
         "0x6e789e6aa1b965f4",
     ]
@@ -118,9 +119,9 @@ def test_spread_is_the_published_generator() -> None:
 )
 def test_a_probe_that_is_none_is_refused(change: dict[str, Any], words: str) -> None:
     good = {"tokens": [[1, 2, 3]], "positions": [[0, 1, 2]], "segments": [[1, 1, 1]], "at": [[2]]}
-    assert Probe.from_mapping(good).batch().shape == (1, 3)
+    assert WitnessProbe.from_mapping(good).batch().shape == (1, 3)
     with pytest.raises(ValueError, match=words):
-        Probe.from_mapping(good | change)
+        WitnessProbe.from_mapping(good | change)
 
 
 # ---------------------------------------------------------------- what it must not depend on
@@ -143,7 +144,7 @@ def test_the_exact_forward_is_the_model_in_float64() -> None:
     model = build(config, seed=1)
     stored, tied = stored_tensors(model)
     batch = Batch.packed([[3, 4, 5], [6, 7, 8, 9]])
-    found = exact.exact_model(config, stored.__getitem__, tied)(batch).logits
+    found = reference_forward.reference_model(config, stored.__getitem__, tied)(batch).logits
     assert torch.allclose(found, model.double()(batch).logits, atol=1e-12)
 
 
@@ -151,10 +152,10 @@ def test_the_exact_forward_is_the_model_in_float64() -> None:
 def test_a_large_model_is_asked_part_by_part(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny_config(kind)
     stored, tied = stored_tensors(build(config, seed=1))
-    whole = witness.witness_of(config, stored.__getitem__, tied)
-    monkeypatch.setattr(exact, "SMALL", 0)
-    assert witness.witness_of(config, stored.__getitem__, tied) == whole
-    model = exact.exact_model(config, stored.__getitem__, tied)
+    whole = fingerprint.witness_of(config, stored.__getitem__, tied)
+    monkeypatch.setattr(reference_forward, "SMALL", 0)
+    assert fingerprint.witness_of(config, stored.__getitem__, tied) == whole
+    model = reference_forward.reference_model(config, stored.__getitem__, tied)
     model(Batch.from_rows([[1, 2, 3]]))
     kept = {name for name, weight in model.named_parameters() if not weight.is_meta}
     assert kept <= {"lm_head.weight", "lm_head.bias", "embed_tokens.weight"}
@@ -223,7 +224,7 @@ def _late(coordinates: Any) -> torch.Tensor:
 
 TWINS = {
     "a cache that loses count": ("continued", "logits", caches.ContiguousCache, "_continued", _slots_for_positions),
-    "labels that are not shifted": ("plain", "count of labels", answers, "causal", _shifted),
+    "labels that are not shifted": ("plain", "count of labels", reference_forward, "causal", _shifted),
     "angles that drift": ("far", "logits", Rotary, "angles", lambda r, c: _ANGLES(r, c) * (1 + _late(c))),
 }
 
@@ -248,10 +249,11 @@ def test_dropout_is_portable_and_seen_at_each_site(site: str) -> None:
     """Only ``training`` sees it; the dice are the same on every machine, and the rate is the one asked for."""
     stored, tied = stored_tensors(build(tiny_config(), seed=1))
     quiet, loud = (
-        witness.witness_of(tiny_config(dropout=sites), stored.__getitem__, tied).probes for sites in ({}, {site: 0.5})
+        fingerprint.witness_of(tiny_config(dropout=sites), stored.__getitem__, tied).probes
+        for sites in ({}, {site: 0.5})
     )
     assert {name for name in quiet if quiet[name] != loud[name]} == {"training"}
-    with exact.PortableDropout():
+    with reference_forward.DeterministicDropout():
         dropped = torch.nn.functional.dropout(torch.ones(200, 50), 0.3, training=True)
         again = torch.dropout(torch.ones(200, 50), 0.3, True)
         idle = torch.nn.functional.dropout(torch.ones(5), 0.3, training=False)
@@ -307,4 +309,4 @@ def test_the_report_of_a_verification_is_plain_data(tmp_path: Path) -> None:
     quick = verify(tmp_path / "a", "headers")
     assert quick.passed
     assert quick.differences == ()
-    assert blank_model(tiny_config(hidden_size=16)).config == load(tmp_path / "a").contract.model
+    assert meta_model(tiny_config(hidden_size=16)).config == load(tmp_path / "a").contract.model

@@ -58,15 +58,15 @@ def test_an_audit_whose_budget_was_spent_is_not_a_pass(folder, capsys):
     command = ["audit", "audited_by_name:Stack", "--checks", "future,trace,dropout", "--budget", "1e-6"]
     assert main(command) == 1  # nothing was shown at all
     told = capsys.readouterr().out
-    assert "3 of 3 checks not asked, the budget was spent: future, trace, dropout" in told
+    assert "3 of 3 checks not run, the budget was spent: future, trace, dropout" in told
     assert told.count("not asked  ") >= 3
 
 
 def test_what_is_left_of_an_unfinished_audit_is_told(folder, capsys, monkeypatch):
-    from pellucid.audits.method.bench import Bench
+    from pellucid.audits.engine.context import AuditContext
 
     asked = iter([False, True])
-    monkeypatch.setattr(Bench, "spent", property(lambda self: next(asked)))
+    monkeypatch.setattr(AuditContext, "spent", property(lambda self: next(asked)))
     command = ["audit", "audited_by_name:Stack", "--checks", "future,trace", "--budget", "60"]
     assert main(command) == 0
     assert "unfinished: nothing leaked so far (" in capsys.readouterr().out

@@ -12,7 +12,7 @@ from pellucid.cli.main import main
 from pellucid.models.build import build
 
 Captured = pytest.CaptureFixture[str]
-CUT = "(replies end where the model's 48 positions do)\n"
+CUT = "(replies are cut at the model's 48 positions)\n"
 
 
 def chat(monkeypatch: pytest.MonkeyPatch, said: str, *arguments: str) -> int:
@@ -43,7 +43,7 @@ def test_replies_end_where_the_positions_do(
     captured = capsys.readouterr()
     assert captured.err.count(CUT) == 1
     assert "error" not in captured.err
-    assert "(the oldest turn was forgotten)" in captured.err
+    assert "(the oldest turns were dropped)" in captured.err
     assert captured.out.count("\n") >= 3
     assert len(asked) == 3
     for number, (prompt, length, new) in enumerate(asked):

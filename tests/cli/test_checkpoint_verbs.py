@@ -53,7 +53,7 @@ def test_show_says_what_a_checkpoint_is(good: Path, capsys: Captured) -> None:
     assert found["parameters"] == f"{total:,}"
     assert found["layers"] == "1 × causal() & window(4), 2 × causal()"
     assert found["heads"] == "4 of 4, 2 for keys and values"
-    assert found["positions"] == "rope (theta 10000.0, pairing half)"
+    assert found["positions"] == "rope (rope_theta 10000.0, pairing half)"
     assert found["head"] == "language_model, tied to the embedding"
     assert found["text"] == "no tokenizer"
     assert found["witness"] == "plain, padded, packed, continued, far, training"
@@ -106,7 +106,7 @@ def test_show_prints_the_whole_contract(tmp_path: Path, capsys: Captured) -> Non
     out = capsys.readouterr().out
     contract = load(tmp_path / "a").contract
     data = contract.model_dump(mode="json")
-    start, end = (out.index(mark) for mark in ("schema_version: 4", "\ntensors\n"))
+    start, end = (out.index(mark) for mark in ("schema_version: 5", "\ntensors\n"))
     told = yaml.safe_load(out[start:end])
     assert set(told) == set(data) - {"tensors"}
     for name in ("positions_after_cache", "text", "tied", "digests"):
@@ -145,7 +145,7 @@ def test_show_speaks_of_every_family_and_part(tmp_path: Path, capsys: Captured) 
     assert told["both"]["family"] == "encoder_decoder"
     assert told["both"]["layers"] == "1 × causal(), 1 × causal() (position none)"
     assert told["both"]["encoder's layers"] == "2 × full()"
-    assert told["both"]["encoder's positions"] == "rope (theta 10000.0, pairing half, scaling linear (factor 2.0))"
+    assert told["both"]["encoder's positions"] == "rope (rope_theta 10000.0, pairing half, scaling linear (factor 2.0))"
     assert told["both"]["reads the encoder"] == "4 of 4, 2 for keys and values"
     assert told["latent"]["heads"] == "2 of 8 (4 turned), values of 6, from latents of 8"
     assert told["latent"]["size"] == "16, 2 of 4 experts by softmax, each gated ffn 24 (silu)"

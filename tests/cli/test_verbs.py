@@ -51,16 +51,16 @@ def test_generate_as_json_takes_every_option(checkpoint: Path, capsys: Captured)
 
 def test_generate_with_beams(checkpoint: Path, capsys: Captured) -> None:
     here = str(checkpoint)
-    flags = ["--max-new-tokens", "5", "--beams", "3", "--length-penalty", "0.7"]
-    options = {"max_new_tokens": 5, "beams": 3, "length_penalty": 0.7}
-    found = generate_n_best(load(checkpoint), ["def", "x"], BeamParams(n_best=2, **options))
-    assert main(["generate", here, "def", "x", *flags, "--n-best", "2", "--json"]) == 0
+    flags = ["--max-new-tokens", "5", "--num-beams", "3", "--length-penalty", "0.7"]
+    options = {"max_new_tokens": 5, "num_beams": 3, "length_penalty": 0.7}
+    found = generate_n_best(load(checkpoint), ["def", "x"], BeamParams(num_return_sequences=2, **options))
+    assert main(["generate", here, "def", "x", *flags, "--num-return-sequences", "2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == [
         {"prompt": prompt, "rank": rank, **row[rank - 1].to_dict()}
         for prompt, row in zip(["def", "x"], found, strict=True)
         for rank in (1, 2)
     ]
-    assert main(["generate", here, "def", "x", *flags, "--n-best", "2"]) == 0
+    assert main(["generate", here, "def", "x", *flags, "--num-return-sequences", "2"]) == 0
     expected = [
         "".join(f"{c.score:9.4f}  {p}{c.text}\n" for c in row) for p, row in zip(["def", "x"], found, strict=True)
     ]
@@ -80,17 +80,21 @@ def test_generate_answers_what_an_encoder_decoder_reads(checkpoint: Path, tmp_pa
     assert capsys.readouterr().out == f"{drawn.text}\n"
     assert main(["generate", str(folder), "def f", "--max-new-tokens", "4", "--start-id", "9"]) == 0
     assert capsys.readouterr().out == f"{started.text}\n"
-    assert main(["generate", str(folder), "def f", "--max-new-tokens", "4", "--beams", "2"]) == 0
-    assert capsys.readouterr().out == generate(loaded, ["def f"], max_new_tokens=4, beams=2)[0].text + "\n"
+    assert main(["generate", str(folder), "def f", "--max-new-tokens", "4", "--num-beams", "2"]) == 0
+    assert capsys.readouterr().out == generate(loaded, ["def f"], max_new_tokens=4, num_beams=2)[0].text + "\n"
 
 
 def test_generate_refuses_options_that_nothing_would_hear(checkpoint: Path, capsys: Captured) -> None:
     here = str(checkpoint)
-    said = refused(capsys, "generate", here, "x", "--beams", "2", "--top-p", "1.0")
-    assert "--top-p is for drawing tokens, and --beams 2 searches" in said
-    assert "--stop is for drawing" in refused(capsys, "generate", here, "x", "--beams", "2", "--stop", "a")
-    assert "--n-best is for a beam search; give --beams too" in refused(capsys, "generate", here, "x", "--n-best", "1")
-    assert "n_best is 3, but beams is 2" in refused(capsys, "generate", here, "x", "--beams", "2", "--n-best", "3")
+    said = refused(capsys, "generate", here, "x", "--num-beams", "2", "--top-p", "1.0")
+    assert "--top-p is for sampling, and --num-beams 2 searches" in said
+    assert "--stop is for drawing" in refused(capsys, "generate", here, "x", "--num-beams", "2", "--stop", "a")
+    assert "--num-return-sequences is for a beam search; give --num-beams too" in refused(
+        capsys, "generate", here, "x", "--num-return-sequences", "1"
+    )
+    assert "num_return_sequences is 3, but num_beams is 2" in refused(
+        capsys, "generate", here, "x", "--num-beams", "2", "--num-return-sequences", "3"
+    )
     assert "start_id is 0, but a Decoder begins with its prompt" in refused(
         capsys, "generate", here, "x", "--start-id", "0"
     )
@@ -165,7 +169,7 @@ def test_chat_replies_to_each_turn_and_ends_at_exit(
     assert captured.err == ""
 
 
-def test_chat_keeps_the_transcript_and_forgets_the_oldest_turn_when_it_must(
+def test_chat_keeps_the_transcript_and_drops_the_oldest_turns_when_it_must(
     checkpoint: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompts = prompts_of(monkeypatch)
@@ -174,20 +178,18 @@ def test_chat_keeps_the_transcript_and_forgets_the_oldest_turn_when_it_must(
     assert prompts[0] == "<|begin|>User: x\nAssistant:"
     assert prompts[1].startswith("<|begin|>User: x\nAssistant: ")
     assert prompts[1].endswith("<|end|>\nUser: y\nAssistant:")
-    assert "(the oldest turn was forgotten)" in capsys.readouterr().err
+    assert "(the oldest turns were dropped)" in capsys.readouterr().err
     assert prompts[-1].startswith("<|begin|>User: y\nAssistant: ")
     assert prompts[-1].endswith("<|end|>\nUser: z\nAssistant:")
 
 
-def test_chat_never_forgets_what_the_system_says(
-    checkpoint: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chat_keeps_the_system_message(checkpoint: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = prompts_of(monkeypatch)
     arguments = ["--max-new-tokens", "2", "--temperature", "0", "--system", "s"]
     assert chat(monkeypatch, "x\ny\n", str(checkpoint), *arguments) == 0
     assert prompts[0] == "<|begin|>System: s\nUser: x\nAssistant:"
     assert prompts[1:] == ["<|begin|>System: s\nUser: y\nAssistant:"]
-    assert "forgotten" in capsys.readouterr().err
+    assert "dropped" in capsys.readouterr().err
 
 
 def test_chat_goes_on_after_a_turn_that_is_too_long(
@@ -221,7 +223,7 @@ def test_chat_uses_the_template_of_the_folder(
     assert prompts[0] == "<|begin|>[a<|pad|>]["
     assert prompts[1].startswith("<|begin|>[a<|pad|>][")
     assert prompts[1].endswith("<|pad|>[b][")
-    assert (seen[0].stop_ids, seen[0].stop) == ((loaded.tokenizer.pad_id,), ())
+    assert (seen[0].stop_token_ids, seen[0].stop) == ((loaded.tokenizer.pad_id,), ())
     capsys.readouterr()
     assert chat(monkeypatch, "a\n", str(tmp_path / "own"), "--system", "s") == 2
     err = capsys.readouterr().err

@@ -10,25 +10,25 @@ import torch
 
 from pellucid.data import (
     IGNORED,
-    Alike,
-    Answered,
     Batch,
     Classification,
+    ClassificationSchema,
     Contrastive,
     Document,
     Examples,
-    Labelled,
     Loader,
     MaskedLM,
-    Paired,
     PrefixLM,
-    Prompted,
+    PromptCompletionSchema,
+    QuestionAnsweringSchema,
     Regression,
-    Scored,
+    RegressionSchema,
+    Seq2SeqSchema,
     SequenceToSequence,
+    SimilarityPairSchema,
     Span,
     SpanCorruption,
-    Tagged,
+    TokenClassificationSchema,
     Tokenizer,
     TokenLabelling,
     TokenStore,
@@ -78,7 +78,7 @@ def test_classes_are_those_of_all_records_in_a_fixed_order(tokenizer, tmp_path) 
     lines = [{"text": f"word {n}", "label": "bca"[n % 3], "more": n} for n in range(30)]
     (tmp_path / "x.jsonl").write_text("\n".join(map(json.dumps, lines)))
     sides = [
-        open_examples(tmp_path / "x.jsonl", Labelled(), tokenizer, split=split, heldout_share=0.3)
+        open_examples(tmp_path / "x.jsonl", ClassificationSchema(), tokenizer, split=split, heldout_share=0.3)
         for split in ("train", "heldout", "all")
     ]
     assert [side.classes for side in sides] == [("a", "b", "c")] * 3
@@ -90,10 +90,10 @@ def test_classes_are_those_of_all_records_in_a_fixed_order(tokenizer, tmp_path) 
             assert split_of(name, 0.3) == split
             assert side.store.document(number).tolist() == tokenizer.encode_document(f"word {line}")
             assert side.classes[side.targets[number]] == lines[line]["label"]
-    numbered = opened([{"text": "a", "label": n} for n in (10, 9, 2)], Labelled(), tokenizer)
+    numbered = opened([{"text": "a", "label": n} for n in (10, 9, 2)], ClassificationSchema(), tokenizer)
     assert numbered.classes == ("2", "9", "10")
     assert numbered.targets.tolist() == [2, 1, 0]
-    named = opened(lines, Labelled(classes=("c", "b", "a")), tokenizer)
+    named = opened(lines, ClassificationSchema(classes=("c", "b", "a")), tokenizer)
     assert named.targets[:3].tolist() == [1, 0, 2]
 
 
@@ -102,14 +102,19 @@ def test_parquet_holds_the_same(tokenizer, tmp_path) -> None:
     records = [{"words": ["some", " words"], "tags": ["a", "b"]}, {"words": ["more"], "tags": ["b"]}]
     pq.write_table(pa.Table.from_pylist(records), tmp_path / "x.parquet")
     (tmp_path / "x.jsonl").write_text("\n".join(map(json.dumps, records)))
-    one, other = (open_examples(tmp_path / name, Tagged(), tokenizer, split="all") for name in ("x.parquet", "x.jsonl"))
-    assert one.digest() == other.digest() == opened(records, Tagged(), tokenizer).digest()
+    one, other = (
+        open_examples(tmp_path / name, TokenClassificationSchema(), tokenizer, split="all")
+        for name in ("x.parquet", "x.jsonl")
+    )
+    assert one.digest() == other.digest() == opened(records, TokenClassificationSchema(), tokenizer).digest()
 
 
 def test_two_texts_in_one_document_have_two_types(tokenizer) -> None:
     """B110: one begin token, whatever is put together."""
     examples = opened(
-        [{"text": "some", "second": "more", "label": n} for n in (0, 1)], Labelled(second="second"), tokenizer
+        [{"text": "some", "second": "more", "label": n} for n in (0, 1)],
+        ClassificationSchema(second="second"),
+        tokenizer,
     )
     first, second = tokenizer.encode_document("some"), [*tokenizer.encode("more"), tokenizer.eos_id]
     assert examples.store.document(0).tolist() == first + second
@@ -121,15 +126,15 @@ def test_two_texts_in_one_document_have_two_types(tokenizer) -> None:
 
 
 def test_numbers(tokenizer) -> None:
-    one = opened([{"text": "a", "score": 1}, {"text": "b", "score": 2.5}], Scored(), tokenizer)
+    one = opened([{"text": "a", "score": 1}, {"text": "b", "score": 2.5}], RegressionSchema(), tokenizer)
     assert one.targets.tolist() == [1.0, 2.5]
-    two = opened([{"text": "a", "score": [1, 2]}, {"text": "b", "score": [3, 4]}], Scored(), tokenizer)
+    two = opened([{"text": "a", "score": [1, 2]}, {"text": "b", "score": [3, 4]}], RegressionSchema(), tokenizer)
     assert two.targets.tolist() == [[1.0, 2.0], [3.0, 4.0]]
     assert next(loader(two, Regression(2), join=False)).targets.shape == (2, 2)
 
 
 def test_the_first_token_of_a_word_carries_its_tag(tokenizer) -> None:
-    examples = opened([{"words": ["some", " xyz"], "tags": ["n", "v"]}], Tagged(), tokenizer)
+    examples = opened([{"words": ["some", " xyz"], "tags": ["n", "v"]}], TokenClassificationSchema(), tokenizer)
     pieces = [tokenizer.encode(word) for word in ("some", " xyz")]
     assert examples.store.document(0).tolist() == [tokenizer.bos_id, *pieces[0], *pieces[1], tokenizer.eos_id]
     tags = [X, 0, *[X] * (len(pieces[0]) - 1), 1, *[X] * (len(pieces[1]) - 1), X]
@@ -139,14 +144,14 @@ def test_the_first_token_of_a_word_carries_its_tag(tokenizer) -> None:
 
 def test_pairs_begin_with_the_start_token(tokenizer) -> None:
     for start, first in ((None, tokenizer.bos_id), (7, 7)):
-        examples = opened([{"source": "some", "target": "more"}], Paired(start_id=start), tokenizer)
+        examples = opened([{"source": "some", "target": "more"}], Seq2SeqSchema(start_id=start), tokenizer)
         assert examples.store.document(0).tolist() == [first, *tokenizer.encode("more"), tokenizer.eos_id]
         assert examples.source.document(0).tolist() == tokenizer.encode_document("some")
 
 
 def test_a_prompt_is_the_prefix(tokenizer) -> None:
-    examples = opened([{"prompt": "some", "completion": " more"}], Prompted(), tokenizer)
-    (batch,) = loader(examples, PrefixLM(), batch_size=1).once()
+    examples = opened([{"prompt": "some", "completion": " more"}], PromptCompletionSchema(), tokenizer)
+    (batch,) = loader(examples, PrefixLM(), batch_size=1).one_epoch()
     completion = [*tokenizer.encode(" more"), tokenizer.eos_id]
     assert batch.labels[batch.labels != X].tolist() == completion
     assert int(batch.groups.sum()) == 1 + len(tokenizer.encode("some"))
@@ -155,8 +160,8 @@ def test_a_prompt_is_the_prefix(tokenizer) -> None:
 def test_answers_are_found_by_characters(tokenizer) -> None:
     text = "some wörds and more"
     record = {"question": "what", "text": text, "start": 5, "end": 10}
-    examples = opened([record, {**record, "start": None, "end": None}], Answered(), tokenizer)
-    (batch,) = loader(examples, Span(), batch_size=1, length=200).once()
+    examples = opened([record, {**record, "start": None, "end": None}], QuestionAnsweringSchema(), tokenizer)
+    (batch,) = loader(examples, Span(), batch_size=1, length=200).one_epoch()
     first, last = batch.targets[0].tolist()
     assert tokenizer.decode(documents(batch)[0][first : last + 1]).strip() == "wörds"
     assert batch.targets[1].tolist() == [X, X]
@@ -166,30 +171,58 @@ def test_answers_are_found_by_characters(tokenizer) -> None:
 @pytest.mark.parametrize(
     ("form", "record", "message"),
     [
-        (Labelled(), {"text": "a"}, "record 1 has no field 'label'; name fields that it has: text"),
-        (Labelled(), {"text": 5, "label": 1}, "record 1: field 'text' holds int, not text"),
-        (Labelled(), {"text": "a", "label": 1.5}, "record 1: a class is a text or a whole number, not 1.5"),
-        (Labelled(), {"text": "a", "label": None}, "record 1: a class is a text or a whole number, not None"),
-        (Labelled(classes=("x", "y")), {"text": "a", "label": "z"}, "class 'z' is not one of x, y; name it in classes"),
-        (Labelled(), {"text": "\ud800", "label": "y"}, "record 1: character 0 is the lone surrogate"),
-        (Labelled(), {"text": "a", "label": "x"}, r"a single class or none \(x\), so there is nothing to tell apart"),
-        (Scored(), {"text": "a", "score": "5"}, "field 'score' holds '5', not a number"),
-        (Scored(), {"text": "a", "score": float("inf")}, "field 'score' holds inf, not a number that float32 can hold"),
-        (Scored(), {"text": "a", "score": [1.0, 2.0]}, "has 2 numbers, but the first record has 1; give each as many"),
-        (Tagged(), {"words": ["a", "b"], "tags": ["x"]}, "record 1 has 2 words but 1 tags"),
-        (Tagged(), {"words": "ab", "tags": ["x", "y"]}, "field 'words' holds str, not a list"),
-        (Tagged(), {"words": ["a", 1], "tags": ["x", "y"]}, "field 'words' holds '1', not only texts"),
-        (Tagged(), {"words": ["a", ""], "tags": ["x", "y"]}, "the word '' gives no token"),
-        (Answered(), {"question": "q", "text": "abc", "start": 1, "end": 4}, r"start 1 to end 4, .* characters 0 … 2"),
-        (Answered(), {"question": "q", "text": "abc", "start": 1, "end": None}, "start 1 to end None"),
+        (ClassificationSchema(), {"text": "a"}, "record 1 has no field 'label'; name fields that it has: text"),
+        (ClassificationSchema(), {"text": 5, "label": 1}, "record 1: field 'text' holds int, not text"),
+        (ClassificationSchema(), {"text": "a", "label": 1.5}, "record 1: a class is a text or a whole number, not 1.5"),
+        (
+            ClassificationSchema(),
+            {"text": "a", "label": None},
+            "record 1: a class is a text or a whole number, not None",
+        ),
+        (
+            ClassificationSchema(classes=("x", "y")),
+            {"text": "a", "label": "z"},
+            "class 'z' is not one of x, y; name it in classes",
+        ),
+        (ClassificationSchema(), {"text": "\ud800", "label": "y"}, "record 1: character 0 is the lone surrogate"),
+        (
+            ClassificationSchema(),
+            {"text": "a", "label": "x"},
+            r"a single class or none \(x\), so there is nothing to tell apart",
+        ),
+        (RegressionSchema(), {"text": "a", "score": "5"}, "field 'score' holds '5', not a number"),
+        (
+            RegressionSchema(),
+            {"text": "a", "score": float("inf")},
+            "field 'score' holds inf, not a number that float32 can hold",
+        ),
+        (
+            RegressionSchema(),
+            {"text": "a", "score": [1.0, 2.0]},
+            "has 2 numbers, but the first record has 1; give each as many",
+        ),
+        (TokenClassificationSchema(), {"words": ["a", "b"], "tags": ["x"]}, "record 1 has 2 words but 1 tags"),
+        (TokenClassificationSchema(), {"words": "ab", "tags": ["x", "y"]}, "field 'words' holds str, not a list"),
+        (
+            TokenClassificationSchema(),
+            {"words": ["a", 1], "tags": ["x", "y"]},
+            "field 'words' holds '1', not only texts",
+        ),
+        (TokenClassificationSchema(), {"words": ["a", ""], "tags": ["x", "y"]}, "the word '' gives no token"),
+        (
+            QuestionAnsweringSchema(),
+            {"question": "q", "text": "abc", "start": 1, "end": 4},
+            r"start 1 to end 4, .* characters 0 … 2",
+        ),
+        (QuestionAnsweringSchema(), {"question": "q", "text": "abc", "start": 1, "end": None}, "start 1 to end None"),
     ],
 )
 def test_what_records_cannot_be_is_refused(tokenizer, form, record, message) -> None:
     good = {
-        Labelled: {"text": "a", "label": "x"},
-        Scored: {"text": "a", "score": 0.5},
-        Tagged: {"words": ["a", "b"], "tags": ["x", "y"]},
-        Answered: {"question": "q", "text": "abc", "start": 0, "end": 1},
+        ClassificationSchema: {"text": "a", "label": "x"},
+        RegressionSchema: {"text": "a", "score": 0.5},
+        TokenClassificationSchema: {"words": ["a", "b"], "tags": ["x", "y"]},
+        QuestionAnsweringSchema: {"question": "q", "text": "abc", "start": 0, "end": 1},
     }[type(form)]
     with pytest.raises(DataError, match=message):
         opened([good, record], form, tokenizer)
@@ -198,13 +231,15 @@ def test_what_records_cannot_be_is_refused(tokenizer, form, record, message) -> 
 def test_what_is_no_source_is_refused(tokenizer, tmp_path) -> None:
     (tmp_path / "x.txt").write_text("a")
     with pytest.raises(DataError, match=r"x\.txt is no file of examples; give \.jsonl or \.parquet"):
-        open_examples(tmp_path / "x.txt", Labelled(), tokenizer)
+        open_examples(tmp_path / "x.txt", ClassificationSchema(), tokenizer)
     with pytest.raises(DataError, match="none of the 1 examples falls into the heldout split"):
-        open_examples([{"text": "a", "label": 1}], Labelled(), tokenizer, split="heldout", heldout_share=0.0)
+        open_examples(
+            [{"text": "a", "label": 1}], ClassificationSchema(), tokenizer, split="heldout", heldout_share=0.0
+        )
     with pytest.raises(DataError, match="split is 'test'; choose train, heldout or all"):
-        open_examples([{"text": "a", "label": 1}], Labelled(), tokenizer, split="test")
+        open_examples([{"text": "a", "label": 1}], ClassificationSchema(), tokenizer, split="test")
     with pytest.raises(DataError, match="the list of sources is empty"):
-        open_examples([], Labelled(), tokenizer)
+        open_examples([], ClassificationSchema(), tokenizer)
 
 
 # ---- answers stay with their documents
@@ -226,7 +261,7 @@ def test_each_document_comes_once_an_epoch_with_its_own_target(join, world_size)
         loader(classified(SIZES), Classification(11), length=8, join=join, rank=rank, world_size=world_size)
         for rank in range(world_size)
     ]
-    once = [list(rank.once()) for rank in ranks]
+    once = [list(rank.one_epoch()) for rank in ranks]
     assert len({len(batches) for batches in once}) == 1
     met = Counter()
     for batch in (batch for batches in once for batch in batches):
@@ -247,7 +282,7 @@ def test_labels_travel_with_their_tokens_through_pieces() -> None:
     store = TokenStore.of(ids)
     examples = Examples(store, {"labels": store.tokens.astype(np.int64) % 7}, whole=False)
     seen = Counter()
-    for batch in loader(examples, TokenLabelling(7), length=4).once():
+    for batch in loader(examples, TokenLabelling(7), length=4).one_epoch():
         real = batch.segments != 0
         assert torch.equal(batch.labels[real], batch.tokens[real] % 7)
         assert (batch.labels[~real] == X).all()
@@ -266,7 +301,7 @@ def test_pairs_are_packed_as_pairs(join) -> None:
     examples = paired()
     stream = loader(examples, SequenceToSequence(0), length=8, source_length=9, join=join)
     met = Counter()
-    for batch in stream.once():
+    for batch in stream.one_epoch():
         assert (batch.shape, batch.source.shape) == ((2, 8), (2, 9))
         assert batch.source.layout == Batch(batch.source.tokens, batch.source.positions, batch.source.segments).layout
         for row, lengths in enumerate(batch.document_lengths):
@@ -283,11 +318,11 @@ def test_pairs_are_packed_as_pairs(join) -> None:
 
 def test_those_alike_share_a_row(tokenizer) -> None:
     records = [{"first": f"some {n}", "second": f"more {n}"} for n in range(9)]
-    examples = opened(records, Alike(), tokenizer)
+    examples = opened(records, SimilarityPairSchema(), tokenizer)
     for join in (True, False):
         stream = loader(examples, Contrastive(), length=40, join=join)
         met = []
-        for batch in stream.once():
+        for batch in stream.one_epoch():
             texts = [tokenizer.decode(document) for document in documents(batch)]
             assert [texts[partner].split()[1] for partner in batch.targets] == [text.split()[1] for text in texts]
             met += texts
@@ -317,7 +352,7 @@ def test_resumes_exactly_and_validates_alike(name) -> None:
         again = loader(make(), objective, length=8, **more)
         again.load_state_dict(json.loads(states[number]))
         assert all(same(a, b) for a, b in zip(batches[number:], again, strict=False))
-    first, second = list(stream.once()), list(stream.once())
+    first, second = list(stream.one_epoch()), list(stream.one_epoch())
     assert all(same(a, b) for a, b in zip(first, second, strict=True))
 
 
@@ -329,7 +364,7 @@ def test_ranks_batches_and_seeds_draw_apart() -> None:
         for settings in ({}, {"seed": 4}, {"world_size": 2}, {"world_size": 2, "rank": 1})
         for number in (0, 1)
     ]
-    batches += list(loader(store, objective, length=20).once())[:2]
+    batches += list(loader(store, objective, length=20).one_epoch())[:2]
     chosen = {tuple((batch.labels != X).flatten().tolist()) for batch in batches}
     assert len(chosen) == len(batches) - 2  # a world of 2 draws on rank 0 as a world of 1 does
 
@@ -337,7 +372,7 @@ def test_ranks_batches_and_seeds_draw_apart() -> None:
 def test_masked_tokens_of_a_cut_document_are_drawn_once() -> None:
     """Pieces overlap by one token for the next token's sake alone."""
     store = TokenStore.of([list(range(5, 25))])
-    batches = list(loader(store, MaskedLM(1, 30, (0,), share=1.0), length=6).once())
+    batches = list(loader(store, MaskedLM(1, 30, (0,), share=1.0), length=6).one_epoch())
     assert Counter(torch.cat([b.labels[b.labels != X] for b in batches]).tolist()) == Counter(range(5, 25))
 
 
@@ -375,13 +410,13 @@ def test_documents_that_do_not_fit_are_refused_or_cut() -> None:
     examples = classified([3, 12, 2])
     with pytest.raises(DataError, match="document 1 needs 12 slots, but a row has 8 and it must not be cut"):
         loader(examples, Classification(11), length=8)
-    (batch,) = loader(examples.cut(8), Classification(11), length=8, batch_size=3).once()
+    (batch,) = loader(examples.cut(8), Classification(11), length=8, batch_size=3).one_epoch()
     assert sorted(map(len, documents(batch))) == [2, 3, 8]
     with pytest.raises(DataError, match=r"document \d needs \d+ and \d+ slots, but a row has 9 and 3"):
         loader(paired(), SequenceToSequence(0), length=9, source_length=3)
     cut = paired().cut(9, source_length=3)
     assert max(cut.source.lengths) == 3
-    assert sum(b.documents for b in loader(cut, SequenceToSequence(0), length=9, source_length=3).once()) == 9
+    assert sum(b.documents for b in loader(cut, SequenceToSequence(0), length=9, source_length=3).one_epoch()) == 9
 
 
 def test_an_answer_that_was_cut_off_is_none() -> None:

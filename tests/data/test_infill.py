@@ -14,12 +14,12 @@ SENTINELS = tuple(range(900, 960))
 EOS, START = 1, 0
 
 
-def dice(seed: int = 0) -> torch.Generator:
+def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
 def corrupt(batch: Batch, seed: int = 0, **settings) -> Batch:
-    return SpanCorruption(SENTINELS, EOS, START, **settings)(batch, dice(seed))
+    return SpanCorruption(SENTINELS, EOS, START, **settings)(batch, generator(seed))
 
 
 def halves(batch: Batch) -> list[tuple[list[int], list[int]]]:
@@ -67,7 +67,7 @@ def test_lengths_are_those_of_t5(length, noise, spans) -> None:
     """T5 turns 568 tokens into 512 (568 - 85 + 28 sentinels + end) and 114 (85 + 28 + end)."""
     objective = SpanCorruption(SENTINELS, EOS, START)
     assert objective.counts(length) == (noise, spans)
-    batch = objective(Batch.from_rows([[7] * length]), dice())
+    batch = objective(Batch.from_rows([[7] * length]), generator())
     assert batch.source.shape[1] == length - noise + spans + 1
     assert batch.shape[1] == 1 + noise + spans + 1
 
@@ -105,8 +105,8 @@ def test_packed_documents_are_corrupted_as_separate_ones() -> None:
 def test_running_out_of_sentinels_names_the_way_out() -> None:
     few = SpanCorruption(SENTINELS[:4], EOS, START)
     with pytest.raises(DataError, match=r"100 tokens has 5 spans .* there are 4 sentinels; shorten the rows, raise"):
-        few(Batch.from_rows([[7] * 100]), dice())
-    assert few(Batch.from_rows([[7] * 80]), dice()).source is not None
+        few(Batch.from_rows([[7] * 100]), generator())
+    assert few(Batch.from_rows([[7] * 80]), generator()).source is not None
 
 
 def test_rows_of_a_fixed_length() -> None:

@@ -37,7 +37,7 @@ def all_rows(length: int = 8, join: bool = True) -> Counter[tuple[int, ...]]:
 def test_rows_are_those_of_pack(join: bool) -> None:
     """The fast assembly equals the readable path, field by field, layout included."""
     rows = list(pack(DOCUMENTS, 8, join=join))
-    given = list(loader(batch_size=3, join=join).once())
+    given = list(loader(batch_size=3, join=join).one_epoch())
     for first, batch in zip(range(0, len(rows), 3), given, strict=True):
         part = rows[first : first + 3] + [[]] * max(0, first + 3 - len(rows))
         assert same(batch, causal(Batch.from_documents(part, length=8)))
@@ -69,7 +69,7 @@ def test_ranks_share_the_stream_of_one_process(world_size: int) -> None:
 
 @pytest.mark.parametrize("world_size", [1, 2, 5, 40])
 def test_one_pass_gives_every_rank_the_same_number_of_batches(world_size: int) -> None:
-    passes = [list(loader(rank=rank, world_size=world_size).once()) for rank in range(world_size)]
+    passes = [list(loader(rank=rank, world_size=world_size).one_epoch()) for rank in range(world_size)]
     assert len({len(batches) for batches in passes}) == 1
     rows = Counter(row for batches in passes for batch in batches for row in rows_of(batch))
     del rows[(0,) * 8]
@@ -82,7 +82,7 @@ def test_one_pass_gives_every_rank_the_same_number_of_batches(world_size: int) -
 def test_one_pass_leaves_the_stream_where_it_is() -> None:
     stream, other = loader(), loader()
     next(stream), next(other)
-    list(stream.once())
+    list(stream.one_epoch())
     assert same(next(stream), next(other))
 
 
@@ -149,7 +149,7 @@ def test_documents_of_a_batch_are_named() -> None:
 
 
 def test_another_objective() -> None:
-    def copy(batch: Batch, dice: torch.Generator | None = None) -> Batch:
+    def copy(batch: Batch, generator: torch.Generator | None = None) -> Batch:
         return batch.with_labels(torch.where(batch.segments == 0, IGNORED, batch.tokens))
 
     batch = next(loader(objective=copy))
@@ -184,7 +184,7 @@ def test_from_a_corpus(tokenizer: Tokenizer) -> None:
 def test_every_document_start_is_predicted_from_begin(tokenizer: Tokenizer) -> None:
     """The first token of each text is charged: its label stands at the begin token."""
     corpus = open_corpus([Document("a", "words"), Document("b", "more")], heldout_share=0.0)
-    (batch,) = Loader.from_corpus(corpus, tokenizer, batch_size=1, length=32).once()
+    (batch,) = Loader.from_corpus(corpus, tokenizer, batch_size=1, length=32).one_epoch()
     starts = (batch.tokens == tokenizer.bos_id) & (batch.segments != 0)
     assert batch.labels[starts].tolist() == [tokenizer.encode(text)[0] for text in ("words", "more")]
     assert (batch.labels == tokenizer.eos_id).sum() == 2
@@ -193,7 +193,7 @@ def test_every_document_start_is_predicted_from_begin(tokenizer: Tokenizer) -> N
 def test_chunks_of_text_change_nothing(tokenizer: Tokenizer, monkeypatch) -> None:
     corpus = open_corpus([Document(str(n), "words " * n) for n in range(30)])
     whole = TokenStore.from_corpus(corpus, tokenizer, "all")
-    monkeypatch.setattr("pellucid.data.store._CHUNK", 50)
+    monkeypatch.setattr("pellucid.data.token_store._CHUNK", 50)
     assert TokenStore.from_corpus(corpus, tokenizer, "all").digest() == whole.digest()
 
 

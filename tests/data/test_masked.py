@@ -15,12 +15,12 @@ SPECIAL = (0, 1, 2)
 PLAIN = list(range(4, V))
 
 
-def dice(seed: int = 0) -> torch.Generator:
+def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
 def masked(batch: Batch, seed: int = 0, **settings) -> Batch:
-    return MaskedLM(MASK, V, SPECIAL, **settings)(batch, dice(seed))
+    return MaskedLM(MASK, V, SPECIAL, **settings)(batch, generator(seed))
 
 
 def test_the_shares_are_those_asked_for() -> None:
@@ -73,7 +73,7 @@ def test_no_special_token_is_ever_drawn() -> None:
 def test_every_document_with_a_token_to_choose_has_one(documents, seed) -> None:
     words = [id_ % 2 == 0 for id_ in range(V)]
     for begins in (None, tuple(words)):
-        given = masked(Batch.packed(documents, length=80), seed, begins_word=begins)
+        given = masked(Batch.packed(documents, length=80), seed, word_starts=begins)
         for segment, document in enumerate((d for d in documents if d), 1):
             chosen = (given.labels[given.segments == segment] != IGNORED).sum()
             assert (chosen > 0) == any(token in PLAIN for token in document)
@@ -84,12 +84,12 @@ def test_whole_words_stand_or_fall_together() -> None:
     begins = tuple(id_ % 2 == 0 for id_ in range(V))
     words = [id_ for n in range(20) for id_ in (4 + 2 * n, 5, 7)]
     batch = Batch.from_rows([[1, *words, 2]] * 50)
-    given = masked(batch, begins_word=begins)
+    given = masked(batch, word_starts=begins)
     chosen = (given.labels != IGNORED)[:, 1:-1].view(50, 20, 3)
     assert (chosen.all(2) == chosen.any(2)).all()
     assert (chosen.all(2).sum(1) == 3).all()
     assert (chosen.all(2).float().mean(0) > 0).all()
-    split = masked(Batch.from_rows([[4, 5, 1, 5, 5]] * 200), share=0.5, begins_word=begins)
+    split = masked(Batch.from_rows([[4, 5, 1, 5, 5]] * 200), share=0.5, word_starts=begins)
     first, second = (split.labels != IGNORED)[:, :2], (split.labels != IGNORED)[:, 3:]
     assert (first.all(1) == first.any(1)).all()
     assert (second.all(1) == second.any(1)).all()
@@ -98,7 +98,7 @@ def test_whole_words_stand_or_fall_together() -> None:
 
 def test_where_no_word_fits_the_shortest_goes() -> None:
     begins = tuple(id_ % 2 == 0 for id_ in range(V))
-    given = masked(Batch.from_rows([[4, 5, 5, 5, 6, 5, 8, 5, 5]] * 20), begins_word=begins)
+    given = masked(Batch.from_rows([[4, 5, 5, 5, 6, 5, 8, 5, 5]] * 20), word_starts=begins)
     assert ((given.labels != IGNORED).nonzero()[:, 1].view(20, 2) == torch.tensor([4, 5])).all()
 
 
@@ -120,7 +120,7 @@ def test_packed_documents_are_masked_as_separate_ones() -> None:
         ({"keep": 0.6, "random": 0.6}, "keep is 0.6 and random 0.6"),
         ({"keep": -0.1}, "keep is -0.1"),
         ({"mask_id": V}, f"special id {V} is not one of the {V} ids"),
-        ({"begins_word": (True,)}, f"begins_word has 1 entries, but vocab_size is {V}"),
+        ({"word_starts": (True,)}, f"word_starts has 1 entries, but vocab_size is {V}"),
         ({"special_ids": tuple(range(V))}, f"all {V} ids are special"),
     ],
 )

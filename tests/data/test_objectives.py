@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from pellucid.data import (
     IGNORED,
-    Ahead,
     Batch,
     Classification,
     Contrastive,
     MaskedLM,
+    MultiStepTarget,
     PrefixLM,
     Regression,
     SequenceToSequence,
@@ -25,7 +25,7 @@ from pellucid.data import (
 from pellucid.errors import ConfigError, DataError, InputError
 
 
-def dice(seed: int = 0) -> torch.Generator:
+def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
@@ -117,13 +117,13 @@ def test_as_a_loop_would_do_it(rows: list[list[list[int]]], side: str) -> None:
 
 def test_targets_some_steps_ahead_stay_in_their_document() -> None:
     """B50: lengths 3 and 5 two steps ahead count 1 + 3 targets."""
-    batch = Ahead(2)(Batch.packed([[1, 2, 3], [4, 5, 6, 7, 8]]))
+    batch = MultiStepTarget(2)(Batch.packed([[1, 2, 3], [4, 5, 6, 7, 8]]))
     assert batch.labels.tolist() == [[3, X, X, 6, 7, 8, X, X]]
-    assert Ahead(9)(Batch.from_rows([[1, 2]])).labels.tolist() == [[X, X]]
+    assert MultiStepTarget(9)(Batch.from_rows([[1, 2]])).labels.tolist() == [[X, X]]
     rows = Batch.from_rows([[1, 2, 3], [4]])
-    assert torch.equal(Ahead(1)(rows).labels, causal(rows).labels)
+    assert torch.equal(MultiStepTarget(1)(rows).labels, causal(rows).labels)
     with pytest.raises(ConfigError, match="steps is 0"):
-        Ahead(0)
+        MultiStepTarget(0)
 
 
 # ---- prefix
@@ -152,12 +152,12 @@ def test_a_given_split_stays() -> None:
 
 def test_random_prefixes_are_uniform_and_those_of_separate_rows() -> None:
     documents = [[1, 2, 3, 4]] * 3000
-    rows = PrefixLM()(Batch.from_rows(documents), dice())
+    rows = PrefixLM()(Batch.from_rows(documents), generator())
     sizes = rows.groups.sum(1)
     shares = torch.bincount(sizes, minlength=5)[1:] / 3000
     assert shares[3] == 0
     assert ((shares[:3] - 1 / 3).abs() < 0.04).all()
-    packed = PrefixLM()(Batch.packed(documents[:50]), dice())
+    packed = PrefixLM()(Batch.packed(documents[:50]), generator())
     assert torch.equal(packed.groups.flatten(), rows.groups[:50].flatten())
 
 
@@ -268,22 +268,22 @@ def test_what_draws_says_that_it_needs_dice_and_follows_them(objective) -> None:
     batch = Batch.from_rows([list(range(3, 15))] * 8)
     with pytest.raises(InputError, match=f"{type(objective).__name__}.* draws at random, but no dice were given"):
         objective(batch)
-    one, same, other = (objective(batch, dice(seed)) for seed in (0, 0, 1))
+    one, same, other = (objective(batch, generator(seed)) for seed in (0, 0, 1))
     assert torch.equal(one.labels, same.labels)
     assert torch.equal(one.tokens, same.tokens)
     assert one.labels.shape != other.labels.shape or not torch.equal(one.labels, other.labels)
 
 
-@pytest.mark.parametrize("objective", [causal, Ahead(2), SequenceToSequence(0), *DRAWN])
+@pytest.mark.parametrize("objective", [causal, MultiStepTarget(2), SequenceToSequence(0), *DRAWN])
 def test_every_objective_leaves_given_labels(objective) -> None:
     """B82."""
     batch = Batch.from_rows([[1, 2, 3]]).with_labels(torch.tensor([[X, 7, X]]))
     assert objective(batch, None) is batch
 
 
-@pytest.mark.parametrize("objective", [causal, Ahead(2), PrefixLM(0.5), *DRAWN])
+@pytest.mark.parametrize("objective", [causal, MultiStepTarget(2), PrefixLM(0.5), *DRAWN])
 def test_nothing_to_learn_from_counts_nothing(objective) -> None:
     """B79's kind: rows of padding alone, as the last ranks of one pass get them."""
-    batch = objective(Batch.from_rows([[], []], length=4), dice())
+    batch = objective(Batch.from_rows([[], []], length=4), generator())
     assert batch.counted.tolist() == []
     assert batch.shape[0] == 2

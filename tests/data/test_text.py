@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pellucid.data import Document, files, open_corpus, split_of, tables
+from pellucid.data import Document, open_corpus, records, split_of
 from pellucid.errors import ConfigError, DataError, UnsupportedError
 
 
@@ -93,11 +93,11 @@ def test_python_source_leaves_out_links_packages_and_bad_files(tmp_path, monkeyp
     (tmp_path / "bad.py").write_bytes(b"# \xe9\n")
     (tmp_path / "link.py").symlink_to(tmp_path / "good.py")
     (tmp_path / "linked").symlink_to(tmp_path / "p")
-    monkeypatch.setattr(files.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(records.sysconfig, "get_path", lambda name: str(tmp_path))
     corpus = open_corpus("python-source")
     assert names(corpus) == ["good.py", "p/in.py"]
     assert corpus.skipped == ("bad.py",)
-    monkeypatch.setattr(files.sysconfig, "get_path", lambda name: str(tmp_path / "none"))
+    monkeypatch.setattr(records.sysconfig, "get_path", lambda name: str(tmp_path / "none"))
     fails("python-source", "no .py file lies below")
 
 
@@ -242,7 +242,7 @@ def test_undecodable_and_endless_lines(tmp_path: Path, monkeypatch) -> None:
     path = tmp_path / "x.jsonl"
     path.write_bytes(b'{"text": "a"}\n{"text": "\xff"}\n')
     fails(path, "x.jsonl is not UTF-8: byte 0xff at offset 24")
-    monkeypatch.setattr(tables, "_LARGEST_LINE", 10)
+    monkeypatch.setattr(records, "_LARGEST_LINE", 10)
     fails(path, "line 1 is longer than")
 
 

@@ -249,7 +249,7 @@ def test_special_tokens_have_names_and_the_first_ids(any_kind: Tokenizer, tmp_pa
         assert copy.special_ids["<|span_2|>"] == 6
         assert copy.digest() == any_kind.digest()
         assert copy.encode(TEXTS[0]) == any_kind.encode(TEXTS[0])
-        assert copy.begins_word == any_kind.begins_word
+        assert copy.word_starts == any_kind.word_starts
 
 
 def test_no_kind_lets_text_forge_a_special_token(any_kind: Tokenizer) -> None:
@@ -343,14 +343,14 @@ def test_equal_texts_give_equal_wordpieces_in_every_process() -> None:
 def test_where_words_begin(small: Tokenizer) -> None:
     for id_ in small.encode("the end_of (it)\n9 é"):
         piece = small.token_bytes(id_)
-        assert small.begins_word[id_] == (piece[:1] in b" (\n)")
-    assert all(small.begins_word[id_] for id_ in small.special_ids.values())
+        assert small.word_starts[id_] == (piece[:1] in b" (\n)")
+    assert all(small.word_starts[id_] for id_ in small.special_ids.values())
     wordpiece = Tokenizer.train(["aba aba ab"], vocab_size=9, kind="wordpiece")
-    assert wordpiece.begins_word == (True, True, True, True, True, False, False, True, True)
+    assert wordpiece.word_starts == (True, True, True, True, True, False, False, True, True)
     backend = Backend(models.Unigram([("▁a", -1.0), ("b", -1.0)], unk_id=None))
-    assert Tokenizer(backend).begins_word == (True, False)
+    assert Tokenizer(backend).word_starts == (True, False)
     with pytest.raises(UnsupportedError, match="does not mark where words begin"):
-        _ = Tokenizer(Backend(models.Unigram([("a", -1.0)], unk_id=None))).begins_word
+        _ = Tokenizer(Backend(models.Unigram([("a", -1.0)], unk_id=None))).word_starts
 
 
 def test_sentinels_of_t5_are_found_in_order() -> None:
@@ -363,6 +363,6 @@ def test_sentinels_of_t5_are_found_in_order() -> None:
 @settings(max_examples=40)
 @given(text=st.text(alphabet="ab é漢🙂\n", max_size=30))
 def test_places_are_characters(small: Tokenizer, text: str) -> None:
-    ids, places = small.encode_with_places(text)
+    ids, places = small.encode_with_offsets(text)
     assert ids == small.encode(text)
     assert {n for start, stop in places for n in range(start, stop)} == set(range(len(text)))

@@ -69,7 +69,7 @@ def test_penalties_count_new_tokens_and_the_prompt_or_not_and_never_padding() ->
     prompts = [[1], [4, 4, 4, 4]]  # the first row is padded by three slots
     both = generate_ids(model, prompts, GenerationParams(**penalty))
     assert [row.tokens for row in both] == [[0, 2, 0], [0, 1, 2]]
-    new_only = generate_ids(model, prompts, GenerationParams(**penalty, penalise_prompt=False))
+    new_only = generate_ids(model, prompts, GenerationParams(**penalty, penalize_prompt=False))
     assert [row.tokens for row in new_only] == [[0, 1, 2], [0, 1, 2]]
     plain = GenerationParams(max_new_tokens=3)
     assert [row.tokens for row in generate_ids(model, prompts, plain)] == [[0, 0, 0], [0, 0, 0]]
@@ -110,7 +110,7 @@ def test_a_cached_step_runs_one_slot_and_nothing_runs_after_the_end() -> None:
 def test_one_rows_stop_does_not_end_the_batch() -> None:
     """B128: the other rows go on, and a finished row gives nothing more."""
     model = TableModel.chain({1: 2, 2: 3, 3: 1}, 5)
-    params = [GenerationParams(max_new_tokens=4, stop_ids=[2]), GenerationParams(max_new_tokens=4)]
+    params = [GenerationParams(max_new_tokens=4, stop_token_ids=[2]), GenerationParams(max_new_tokens=4)]
     steps = list(decode(model, [[1], [1]], params))
     assert [step.tokens for step in steps] == [(2, 2), (None, 3), (None, 1), (None, 2)]
     assert [step.finished for step in steps] == [("stop", None), (None, None), (None, None), (None, "length")]
@@ -122,7 +122,7 @@ def test_every_stop_id_waits_for_the_least_number_of_new_tokens(use_cache: bool)
     """B127: end ids {2, 3}, at least 2 new, the model prefers 3, then 2: the third token may be 3."""
     table = torch.zeros(5, 5, 5, dtype=torch.float64)
     table[..., 3], table[..., 2], table[..., 4] = 9.0, 8.0, 7.0
-    params = GenerationParams(min_new_tokens=2, stop_ids=[2, 3], max_new_tokens=8)
+    params = GenerationParams(min_new_tokens=2, stop_token_ids=[2, 3], max_new_tokens=8)
     for prompt in ([1], [1, 1, 1, 1, 1]):  # the prompt does not count
         result = generate_ids(TableModel(table), [prompt], params, use_cache=use_cache)[0]
         assert (result.tokens, result.finish_reason) == ([4, 4, 3], "stop")
@@ -146,7 +146,7 @@ def test_a_caller_may_end_a_row() -> None:
         asked.append((row, token))
         return row == 0 and token == 3
 
-    steps = list(decode(model, [[1], [2]], GenerationParams(max_new_tokens=3, stop_ids=[1]), ends_row=ends_row))
+    steps = list(decode(model, [[1], [2]], GenerationParams(max_new_tokens=3, stop_token_ids=[1]), ends_row=ends_row))
     assert [step.tokens for step in steps] == [(2, 3), (3, 1)]
     assert [step.finished for step in steps] == [(None, None), ("stop", "stop")]
     assert asked == [(0, 2), (1, 3), (0, 3)]  # a stop id is not asked about
@@ -175,7 +175,7 @@ def test_bad_input_is_refused_before_anything_runs() -> None:
     assert "prompt 0 holds 9, but token ids are 0 to 8" in refused(InputError, [[9]], few)
     assert "prompt 0 holds -1" in refused(InputError, [[-1]], few)
     assert "prompt 0 holds True" in refused(InputError, [[True]], few)
-    far, text = few.model_copy(update={"stop_ids": [9]}), few.model_copy(update={"stop": ["x"]})
+    far, text = few.model_copy(update={"stop_token_ids": [9]}), few.model_copy(update={"stop": ["x"]})
     assert "stop id 9 can never come" in refused(InputError, [[1]], far)
     assert "need text" in refused(InputError, [[1]], text)
     assert "2 params for 1 prompts" in refused(InputError, [[1]], [few, few])

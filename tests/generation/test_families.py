@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from pellucid.batch import Batch
-from pellucid.data.examples import open_examples
-from pellucid.data.forms import Paired, Prompted
+from pellucid.data.load_examples import open_examples
+from pellucid.data.schemas import PromptCompletionSchema, Seq2SeqSchema
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import InputError, LengthError, UnsupportedError
 from pellucid.generation import BeamParams, GenerationParams, beam_search, generate, generate_ids
-from pellucid.generation.prompts import asked
+from pellucid.generation.inputs import model_inputs
 from pellucid.models.build import build
 from pellucid.models.config import ModelConfig
 from pellucid.models.model import Model
@@ -46,7 +46,7 @@ PREFIX: dict[str, dict[str, Any]] = {
 BOTH: dict[str, dict[str, Any]] = {
     "both-rope": {},
     "both-relative": {"position": T5, "norm_placement": "pre"},
-    "both-learned-post": {"position": {"kind": "learned", "max_positions": 32}, "norm_placement": "post"},
+    "both-learned-post": {"position": {"kind": "learned", "max_position_embeddings": 32}, "norm_placement": "post"},
     "both-window": {"layers": ["causal & window(2)", "causal & window(3)"]},
     "both-experts": {"ffn": EXPERTS, "position": {"kind": "none"}},
 }
@@ -117,7 +117,9 @@ def test_drawn_tokens_with_and_without_a_cache_alone_and_together(kind: str) -> 
 def test_beams_with_and_without_a_cache_alone_and_together(kind: str) -> None:
     """B55: after any reordering a beam says what a fresh pass over its own tokens says, for every state there is."""
     model, sources = made(kind), sources_of(kind)
-    params = BeamParams(beams=4, n_best=3, max_new_tokens=5, length_penalty=0.6, stop_ids=[2, 7, 19])
+    params = BeamParams(
+        num_beams=4, num_return_sequences=3, max_new_tokens=5, length_penalty=0.6, stop_token_ids=[2, 7, 19]
+    )
     together = beam_search(model, PROMPTS, params, sources=sources)
     uncached = beam_search(model, PROMPTS, params, sources=sources, use_cache=False)
     for row, prompt in enumerate(PROMPTS):
@@ -149,7 +151,9 @@ def test_a_source_matters_to_the_last_token_and_only_to_its_own_row(kind: str) -
 def test_sentences_that_are_done_leave_the_others_as_they_are(kind: str, use_cache: bool) -> None:
     """B56: sentences end after different numbers of steps, in any order, and each result is its own."""
     model = made(kind)
-    params = BeamParams(beams=2, n_best=2, max_new_tokens=8, stop_ids=list(range(9)), length_penalty=0.5)
+    params = BeamParams(
+        num_beams=2, num_return_sequences=2, max_new_tokens=8, stop_token_ids=list(range(9)), length_penalty=0.5
+    )
     alone = [beam_search(model, [[5]], params, sources=[source])[0] for source in SOURCES]
     assert len({max(len(hypothesis.tokens) for hypothesis in row) for row in alone}) > 1
     for order in ([0, 1, 2], [2, 0, 1], [1, 2, 0]):
@@ -168,7 +172,7 @@ def test_a_prefix_lm_sees_its_prompt_both_ways() -> None:
 
 def test_sources_and_prompts_are_bounded_each_by_its_own_positions() -> None:
     """B100 for both stacks."""
-    encoder = {"position": {"kind": "learned", "max_positions": 8}}
+    encoder = {"position": {"kind": "learned", "max_position_embeddings": 8}}
     model = made("both-learned-post", encoder=encoder)
     with pytest.raises(LengthError, match="source 0 has 9 tokens, but the model has positions for 8"):
         generate_ids(model, [[1]], GenerationParams(max_new_tokens=2), sources=[[1] * 9])
@@ -189,23 +193,23 @@ def test_texts_reach_a_model_as_they_did_in_training() -> None:
     """One form of sources, starts and prefixes for the examples that train and for the texts that come later."""
     tokenizer = Tokenizer.train(["naïve café " * 20], vocab_size=280)
     size = {"vocab_size": tokenizer.vocab_size}
-    pairs = open_examples([{"source": "a café", "target": "naïve"}], Paired(), tokenizer, split="all")
+    pairs = open_examples([{"source": "a café", "target": "naïve"}], Seq2SeqSchema(), tokenizer, split="all")
     translator = SimpleNamespace(model=made("both-rope", **size), tokenizer=tokenizer)
-    ask = asked(translator, ["a café"], None)
+    ask = model_inputs(translator, ["a café"], None)
     assert ask.sources == [pairs.source.document(0).tolist()]
     assert ask.prompts == [pairs.store.document(0).tolist()[:1]]
-    (found,) = generate(translator, ["a café"], beams=2, max_new_tokens=3)
+    (found,) = generate(translator, ["a café"], num_beams=2, max_new_tokens=3)
     (expected,) = beam_search(
-        translator.model, ask.prompts, BeamParams(beams=2, max_new_tokens=3, stop_ids=[tokenizer.eos_id]),
+        translator.model, ask.prompts, BeamParams(num_beams=2, max_new_tokens=3, stop_token_ids=[tokenizer.eos_id]),
         sources=ask.sources, vocab_size=tokenizer.vocab_size,
     )  # fmt: skip
     assert found.tokens == expected[0].tokens
     assert found.text == tokenizer.decode(found.tokens)
-    rows = open_examples([{"prompt": "a café", "completion": " x"}], Prompted(), tokenizer, split="all")
+    rows = open_examples([{"prompt": "a café", "completion": " x"}], PromptCompletionSchema(), tokenizer, split="all")
     prefix = rows.store.document(0)[rows.columns["groups"] == 1].tolist()
-    assert asked(SimpleNamespace(model=made("prefix", **size), tokenizer=tokenizer), ["a café"], None).prompts == [
-        prefix
-    ]
+    assert model_inputs(
+        SimpleNamespace(model=made("prefix", **size), tokenizer=tokenizer), ["a café"], None
+    ).prompts == [prefix]
 
 
 def test_models_that_say_no_tokens_are_refused() -> None:

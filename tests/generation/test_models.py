@@ -17,7 +17,7 @@ from pellucid.models.decoder import Decoder
 PROMPTS = [[5, 8, 2, 11, 7, 3], [9], [4, 4, 1]]
 POSITIONS = {
     "rope": {"kind": "rope"},
-    "learned": {"kind": "learned", "max_positions": 32},
+    "learned": {"kind": "learned", "max_position_embeddings": 32},
     "sinusoidal": {"kind": "sinusoidal"},
     "none": {"kind": "none"},
 }
@@ -81,7 +81,7 @@ def test_a_row_that_stops_early_leaves_the_others_as_they_are() -> None:
     whole = generate_ids(model, PROMPTS, GenerationParams(max_new_tokens=12))
     stop = whole[0].tokens[2]
     params = [
-        GenerationParams(max_new_tokens=12, stop_ids=[stop]),
+        GenerationParams(max_new_tokens=12, stop_token_ids=[stop]),
         *[GenerationParams(max_new_tokens=12)] * 2,
     ]
     stopped = generate_ids(model, PROMPTS, params)

@@ -176,7 +176,7 @@ def translator(**ids: int) -> SimpleNamespace:
 def test_texts_for_an_encoder_decoder_are_sources() -> None:
     """They are written as documents are, with begin and end; the decoder begins with the begin token, or as told."""
     checkpoint = translator(bos_id=0, eos_id=1)
-    params = GenerationParams(max_new_tokens=5, stop_ids=[1])
+    params = GenerationParams(max_new_tokens=5, stop_token_ids=[1])
     for start in (None, 3):
         begin = [0 if start is None else start]
         expected = generate_ids(checkpoint.model, [begin, begin], params, sources=[[0, 2, 3, 1], [0, 3, 1]])
@@ -199,8 +199,8 @@ def test_a_start_that_nobody_names_is_asked_for() -> None:
 @pytest.mark.parametrize("use_cache", [True, False])
 def test_the_n_best_completions_are_those_of_the_search(use_cache: bool) -> None:
     checkpoint = translator(bos_id=0, eos_id=1)
-    params = BeamParams(beams=5, n_best=4, max_new_tokens=4, length_penalty=0.5)
-    full = params.model_copy(update={"stop_ids": [1]})
+    params = BeamParams(num_beams=5, num_return_sequences=4, max_new_tokens=4, length_penalty=0.5)
+    full = params.model_copy(update={"stop_token_ids": [1]})
     expected = beam_search(checkpoint.model, [[0], [0]], full, sources=[[0, 2, 1], [0, 3, 2, 1]])
     found = generate_n_best(checkpoint, ["a", "ba"], params, use_cache=use_cache)
     for texts, hypotheses in zip(found, expected, strict=True):
@@ -212,33 +212,33 @@ def test_the_n_best_completions_are_those_of_the_search(use_cache: bool) -> None
             assert set(text.to_dict()) == {"text", "tokens", "logprobs", "finish_reason", "score"}
     reasons = {text.finish_reason for texts in found for text in texts}
     assert reasons == {"stop", "length"}
-    best = generate(checkpoint, ["a", "ba"], beams=5, max_new_tokens=4, length_penalty=0.5, use_cache=use_cache)
+    best = generate(checkpoint, ["a", "ba"], num_beams=5, max_new_tokens=4, length_penalty=0.5, use_cache=use_cache)
     assert best == [texts[0] for texts in found]
-    assert generate(checkpoint, ["a", "ba"], params.model_copy(update={"n_best": 1})) == best
+    assert generate(checkpoint, ["a", "ba"], params.model_copy(update={"num_return_sequences": 1})) == best
 
 
 def test_the_text_of_a_hypothesis_is_without_the_stop_id_that_ended_it() -> None:
     checkpoint = speaker([b"a", b"b", b"!"], {0: 1, 1: 2, 2: 0})
-    (stopped,) = generate(checkpoint, ["a"], beams=1, length_penalty=0.0, max_new_tokens=5, stop_ids=[2])
+    (stopped,) = generate(checkpoint, ["a"], num_beams=1, length_penalty=0.0, max_new_tokens=5, stop_token_ids=[2])
     assert (stopped.text, stopped.tokens, stopped.finish_reason) == ("b", [1, 2], "stop")
-    (whole,) = generate(checkpoint, ["a"], beams=1, length_penalty=0.0, max_new_tokens=2)
+    (whole,) = generate(checkpoint, ["a"], num_beams=1, length_penalty=0.0, max_new_tokens=2)
     assert (whole.text, whole.finish_reason) == ("b!", "length")
 
 
 def test_what_beams_cannot_do_is_said() -> None:
     checkpoint = speaker([b"a", b"b"], {})
-    with pytest.raises(InputError, match="n_best is 2, but generate gives one completion a prompt"):
-        generate(checkpoint, ["a"], beams=2, n_best=2)
-    with pytest.raises(InputError, match="n_best is 2, but generate gives one"):
-        generate(checkpoint, ["a"], BeamParams(n_best=2))
-    with pytest.raises(InputError, match="beams came beside params"):
-        generate(checkpoint, ["a"], GenerationParams(), beams=2)
-    with pytest.raises(InputError, match="beams came beside params"):
-        generate_n_best(checkpoint, ["a"], BeamParams(), beams=2)
+    with pytest.raises(InputError, match="num_return_sequences is 2, but generate gives one completion a prompt"):
+        generate(checkpoint, ["a"], num_beams=2, num_return_sequences=2)
+    with pytest.raises(InputError, match="num_return_sequences is 2, but generate gives one"):
+        generate(checkpoint, ["a"], BeamParams(num_return_sequences=2))
+    with pytest.raises(InputError, match="num_beams came beside params"):
+        generate(checkpoint, ["a"], GenerationParams(), num_beams=2)
+    with pytest.raises(InputError, match="num_beams came beside params"):
+        generate_n_best(checkpoint, ["a"], BeamParams(), num_beams=2)
     with pytest.raises(InputError, match="no text before its end; use generate"):
-        stream(checkpoint, ["a"], beams=2)
+        stream(checkpoint, ["a"], num_beams=2)
     with pytest.raises(InputError, match="no text before its end; use generate"):
         stream(checkpoint, ["a"], BeamParams())
     with pytest.raises(ConfigError, match="no key 'temperature'"):
-        generate(checkpoint, ["a"], beams=2, temperature=1.0)
+        generate(checkpoint, ["a"], num_beams=2, temperature=1.0)
     assert checkpoint.model.slots_run == []

@@ -12,7 +12,7 @@ from helpers.table_model import TableModel
 from pellucid.generation import BeamParams, Hypothesis
 
 Next = Callable[[list[int]], torch.Tensor]
-Scored = list[tuple[float, tuple[int, ...]]]
+RegressionSchema = list[tuple[float, tuple[int, ...]]]
 
 
 def table(size: int, seed: int, scale: float = 1.0) -> torch.Tensor:
@@ -35,16 +35,16 @@ def penalty(params: BeamParams, new: int) -> float:
     return math.exp(params.length_penalty * math.log(base))
 
 
-def every_sequence(after: Next, prompt: list[int], params: BeamParams) -> Scored:
+def every_sequence(after: Next, prompt: list[int], params: BeamParams) -> RegressionSchema:
     """All sequences that end with a stop id or at the greatest length, best score first."""
-    found: Scored = []
+    found: RegressionSchema = []
 
     def grow(tokens: tuple[int, ...], total: float) -> None:
         for token, logprob in enumerate(after([*prompt, *tokens]).tolist()):
-            if token in params.stop_ids and len(tokens) < params.min_new_tokens:
+            if token in params.stop_token_ids and len(tokens) < params.min_new_tokens:
                 continue
             longer, new = (*tokens, token), len(tokens) + 1
-            if token in params.stop_ids or new == params.max_new_tokens:
+            if token in params.stop_token_ids or new == params.max_new_tokens:
                 found.append(((total + logprob) / penalty(params, new), longer))
             else:
                 grow(longer, total + logprob)
@@ -53,27 +53,27 @@ def every_sequence(after: Next, prompt: list[int], params: BeamParams) -> Scored
     return sorted(found, reverse=True)
 
 
-def patient_search(after: Next, prompt: list[int], params: BeamParams) -> Scored:
+def patient_search(after: Next, prompt: list[int], params: BeamParams) -> RegressionSchema:
     """The definition of a beam search, step by step in plain lists, which never stops before the greatest length."""
     beams: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
-    finished: Scored = []
+    finished: RegressionSchema = []
     for new in range(1, params.max_new_tokens + 1):
         grown = [
             (total + logprob, (*tokens, token))
             for total, tokens in beams
             for token, logprob in enumerate(after([*prompt, *tokens]).tolist())
-            if token not in params.stop_ids or new > params.min_new_tokens
+            if token not in params.stop_token_ids or new > params.min_new_tokens
         ]
         grown.sort(key=lambda pair: -pair[0])
         last = new == params.max_new_tokens
-        for total, tokens in grown[: params.beams]:
-            if last or tokens[-1] in params.stop_ids:
+        for total, tokens in grown[: params.num_beams]:
+            if last or tokens[-1] in params.stop_token_ids:
                 finished.append((total / penalty(params, new), tokens))
-        beams = [pair for pair in grown if pair[1][-1] not in params.stop_ids][: params.beams]
-    return sorted(finished, reverse=True)[: params.n_best]
+        beams = [pair for pair in grown if pair[1][-1] not in params.stop_token_ids][: params.num_beams]
+    return sorted(finished, reverse=True)[: params.num_return_sequences]
 
 
-def assert_same(found: Sequence[Hypothesis], expected: Scored) -> None:
+def assert_same(found: Sequence[Hypothesis], expected: RegressionSchema) -> None:
     assert [tuple(hypothesis.tokens) for hypothesis in found] == [tokens for _, tokens in expected]
     assert [hypothesis.score for hypothesis in found] == pytest.approx([score for score, _ in expected], abs=1e-10)
 

@@ -3,9 +3,9 @@
 import json
 from pathlib import Path
 
-from pellucid.checkpoints.contract import blank_model, signed, stored_tensors
-from pellucid.checkpoints.header import TensorSpec
+from pellucid.checkpoints.contract import meta_model, stored_tensors, with_digest
 from pellucid.checkpoints.store import CONTRACT, digest
+from pellucid.checkpoints.weights import TensorSpec
 
 
 def resign(folder: Path, change) -> None:
@@ -15,11 +15,11 @@ def resign(folder: Path, change) -> None:
     for name in data["digests"]:
         if (folder / name).is_file() and name != CONTRACT:
             data["digests"][name] = digest(folder / name)
-    (folder / CONTRACT).write_text(json.dumps(signed(data)))
+    (folder / CONTRACT).write_text(json.dumps(with_digest(data)))
 
 
 def describe(data: dict, config) -> None:
     """Make a contract's data speak of ``config`` in every place, whatever its files hold."""
-    stored, tied = stored_tensors(blank_model(config))
+    stored, tied = stored_tensors(meta_model(config))
     tensors = {name: str(TensorSpec.of(tensor)) for name, tensor in stored.items()}
     data.update(model=config.model_dump(mode="json"), tensors=tensors, tied=tied)

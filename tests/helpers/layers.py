@@ -42,9 +42,9 @@ def run(blocks, x, chunk, cache=None, memory=None, bias=None):
     """``x`` through ``blocks``; with a cache it goes on from what the cache holds, and a memory is told once."""
     queries, keys = (chunk, chunk)
     if cache is not None:
-        queries, keys = cache.place(chunk, [block.attention.rule for block in blocks])
+        queries, keys = cache.begin_append(chunk, [block.attention.rule for block in blocks])
         if memory is not None:
-            cache.remember(memory.places)
+            cache.set_encoder_output(memory.coordinates)
         elif cache.memory is not None:
             memory = EncoderOutput(None, cache.memory)
     x = zero_padding(x, queries)

@@ -5,6 +5,8 @@ import torch
 
 from helpers.tiny import KINDS, tiny_model
 from pellucid.audits import audit
+from pellucid.batch import Batch
+from pellucid.errors import ShapeError
 from pellucid.models import probe as probe_module
 from pellucid.models.probe import DecoderProbe
 from pellucid.nn import cache as cache_module
@@ -28,7 +30,7 @@ def assert_passes(model):
 
 @pytest.mark.parametrize(
     ("kind", "backend"),
-    [("learned-dense-ln", "auto"), ("local-global-interleaved", "ragged")],
+    [("learned-dense-ln", "auto"), ("local-global-interleaved", "varlen")],
 )
 def test_decoders_pass(kind, backend):
     assert_passes(tiny_model(kind, dtype=torch.float32, backend=backend))
@@ -36,7 +38,7 @@ def test_decoders_pass(kind, backend):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("backend", ["auto", "reference", "sdpa", "ragged"])
+@pytest.mark.parametrize("backend", ["auto", "reference", "sdpa", "varlen"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_decoder_passes_on_every_backend(kind, backend, dtype):
     assert_passes(tiny_model(kind, dtype=dtype, backend=backend))
@@ -94,3 +96,15 @@ def test_an_objective_that_crosses_borders_is_caught(monkeypatch):
     monkeypatch.setattr(probe_module, "causal", crossing)
     report = audit(probe=DecoderProbe(tiny_model()), checks=["packing", "loss"])
     assert report.verdicts == {"packing": "leak", "loss": "leak"}
+
+
+def test_embeddings_replace_those_of_the_tokens():
+    """The tokens' own give the same, bit for bit; others give other logits; another width is refused."""
+    model = tiny_model("learned-dense-ln")
+    batch = Batch.from_rows([[5, 8, 2], [7, 1]])
+    embeds = model.embed_tokens(batch.tokens).detach()
+    want = model(batch).logits
+    assert torch.equal(model(batch.replace(inputs_embeds=embeds)).logits, want)
+    assert not torch.equal(model(batch.replace(inputs_embeds=embeds.flip(1))).logits, want)
+    with pytest.raises(ShapeError, match="inputs_embeds has width 3, but embed_tokens gives"):
+        model(batch.replace(inputs_embeds=embeds[..., :3]))

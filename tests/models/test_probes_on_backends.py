@@ -8,7 +8,7 @@ import torch
 from helpers.tiny import KINDS, VOCABULARY, assert_agree, tiny_model
 from pellucid.data import Batch, objectives
 
-BACKENDS = ["reference", "sdpa", "ragged", "auto"]
+BACKENDS = ["reference", "sdpa", "varlen", "auto"]
 ROWS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10, 11, 12], [13, 14, 15, 16, 17]]
 CHUNKS = [[9], [4, 5], [1] * 9, [3, 1, 5], [8, 1]]
 
@@ -113,7 +113,7 @@ def test_p_cache(kind, backend, side, chunks):
         for row in range(3):
             got[row].append(logits[row][batch.segments[row] != 0])
             taken[row] += sizes[row]
-    assert cache.row_lengths == taken
+    assert cache.sequence_lengths == taken
     for row in range(3):
         pieces = torch.cat(got[row])
         assert_agree(pieces, expected[row][: taken[row]], f"row {row}")

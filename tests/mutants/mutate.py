@@ -32,7 +32,7 @@ FILES = (
     "nn/positions/rotary.py",
     "nn/positions/absolute.py",
     "nn/layout.py",
-    "data/objectives/onward.py",
+    "data/objectives/causal_lm.py",
     "models/model.py",
 )
 """Where visibility, positions, caches and losses are made."""

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from pellucid.errors import ShapeError, UnsupportedError
-from pellucid.nn.attend import attend, choose, probabilities
+from pellucid.nn.attend import AttentionOptions, attend, choose, probabilities
 from pellucid.nn.backends.inputs import AttentionInputs
 from pellucid.visibility import Coordinates, causal, chunk, from_visible, full, parse, sinks, window
 
-BACKENDS = ["reference", "sdpa", "ragged"]
+BACKENDS = ["reference", "sdpa", "varlen"]
 RULES = [
     "causal",
     "full",
@@ -76,7 +76,7 @@ def test_every_backend_equals_brute_force(layout, text):
     q, k, v = qkv(tokens, tokens)
     expected = brute_force(q, k, v, rule, tokens, tokens)
     for backend in [*BACKENDS, "auto"]:
-        got = attend(q, k, v, rule=rule, q_coords=tokens, k_coords=tokens, backend=backend)
+        got = attend(q, k, v, rule=rule, q_coords=tokens, k_coords=tokens, options=AttentionOptions(backend=backend))
         torch.testing.assert_close(got, expected, atol=1e-10, rtol=0, msg=f"{backend} under {text} on {layout}")
 
 
@@ -88,7 +88,7 @@ def test_queries_that_are_not_the_keys(backend, text):
     newest = Coordinates(tokens.positions[:, -3:], tokens.segments[:, -3:])
     for queries, keys in ((newest, tokens), (tokens, newest)):
         q, k, v = qkv(queries, keys)
-        got = attend(q, k, v, rule=rule, q_coords=queries, k_coords=keys, backend=backend)
+        got = attend(q, k, v, rule=rule, q_coords=queries, k_coords=keys, options=AttentionOptions(backend=backend))
         torch.testing.assert_close(got, brute_force(q, k, v, rule, queries, keys), atol=1e-10, rtol=0)
 
 
@@ -99,12 +99,20 @@ def test_one_new_token_over_a_cache(backend, heads):
     keys = Coordinates.range(6, 2)
     queries = Coordinates(torch.full((2, 1), 5), torch.ones(2, 1, dtype=torch.long))
     q, k, v = qkv(queries, keys, *heads)
-    got = attend(q, k, v, rule=causal(), q_coords=queries, k_coords=keys, backend=backend)
+    got = attend(q, k, v, rule=causal(), q_coords=queries, k_coords=keys, options=AttentionOptions(backend=backend))
     torch.testing.assert_close(got, brute_force(q, k, v, causal(), queries, keys), atol=1e-10, rtol=0)
     ones = torch.zeros(1, 1, 1, 1)
     value = torch.tensor([1.0, 3.0, 5.0]).view(1, 3, 1, 1)
     three, last = Coordinates.range(3), Coordinates(torch.tensor([[2]]), torch.tensor([[1]]))
-    out = attend(ones, torch.zeros_like(value), value, rule=causal(), q_coords=last, k_coords=three, backend=backend)
+    out = attend(
+        ones,
+        torch.zeros_like(value),
+        value,
+        rule=causal(),
+        q_coords=last,
+        k_coords=three,
+        options=AttentionOptions(backend=backend),
+    )
     assert out.item() == pytest.approx(3.0)
 
 
@@ -120,7 +128,7 @@ def test_grouped_heads_are_neighbours():
             rule=causal(),
             q_coords=tokens,
             k_coords=tokens,
-            backend=backend,
+            options=AttentionOptions(backend=backend),
         )
         assert out.flatten().tolist() == [10, 10, 20, 20]
 
@@ -140,7 +148,9 @@ def test_hidden_content_never_matters(backend, layout, bad):
         for x in leaves[1:]:
             x[~visible_BS] = fill
         leaves = [x.requires_grad_() for x in leaves]
-        out = attend(*leaves, rule=rule, q_coords=tokens, k_coords=tokens, backend=backend)[:, wanted]
+        out = attend(*leaves, rule=rule, q_coords=tokens, k_coords=tokens, options=AttentionOptions(backend=backend))[
+            :, wanted
+        ]
         out.sum().backward()
         results.append([out.detach(), *(x.grad for x in leaves)])
     hidden_queries = torch.zeros_like(results[0][1], dtype=torch.bool)
@@ -157,7 +167,7 @@ def test_visible_nan_is_loud(backend):
     tokens = coordinates("packed")
     q, k, v = qkv(tokens, tokens, dtype=torch.float32)
     v[0, 4] = float("nan")  # second token of the second document
-    out = attend(q, k, v, rule=causal(), q_coords=tokens, k_coords=tokens, backend=backend)
+    out = attend(q, k, v, rule=causal(), q_coords=tokens, k_coords=tokens, options=AttentionOptions(backend=backend))
     loud = out.isnan().all(-1).all(-1)
     assert loud.nonzero().tolist() == [[0, 4], [0, 5], [0, 6], [0, 7]]
     assert out.isnan().any(-1).any(-1).equal(loud)
@@ -170,7 +180,7 @@ def test_a_query_that_sees_nothing_is_exactly_zero(backend, dtype):
     keys = Coordinates(torch.tensor([[3, 4]]), torch.ones(1, 2, dtype=torch.long))
     queries = Coordinates.range(5)
     q, k, v = (x.to(dtype).requires_grad_() for x in qkv(queries, keys))
-    out = attend(q, k, v, rule=causal(), q_coords=queries, k_coords=keys, backend=backend)
+    out = attend(q, k, v, rule=causal(), q_coords=queries, k_coords=keys, options=AttentionOptions(backend=backend))
     assert (out[:, :3] == 0).all()
     torch.testing.assert_close(out[:, 3], v[:, 0].repeat_interleave(2, 1))
     out.float().square().sum().backward()
@@ -187,7 +197,7 @@ def test_masks_select_and_never_add(dtype):
     k = torch.tensor([-30.0, -30.0, 300.0], dtype=dtype).view(1, 3, 1, 1)
     v = torch.tensor([1.0, 3.0, 1000.0], dtype=dtype).view(1, 3, 1, 1)
     for backend in BACKENDS:
-        out = attend(q, k, v, rule=full(), q_coords=tokens, k_coords=tokens, backend=backend)
+        out = attend(q, k, v, rule=full(), q_coords=tokens, k_coords=tokens, options=AttentionOptions(backend=backend))
         assert out.flatten().tolist() == [2.0, 2.0, 1000.0], backend
 
 
@@ -197,7 +207,9 @@ def test_raw_scores_may_pass_the_range_of_float16():
     q = torch.full((1, 2, 1, 64), 40.0, dtype=torch.float16)
     v = torch.tensor([1.0, 2.0]).view(1, 2, 1, 1).expand(1, 2, 1, 64).half()
     for backend in BACKENDS:
-        out = attend(q, q, v, rule=causal(), q_coords=tokens, k_coords=tokens, backend=backend)
+        out = attend(
+            q, q, v, rule=causal(), q_coords=tokens, k_coords=tokens, options=AttentionOptions(backend=backend)
+        )
         assert out[0, :, 0, 0].tolist() == pytest.approx([1.0, 1.5], abs=1e-3)
 
 
@@ -212,7 +224,9 @@ def test_weights_can_be_asked_for():
     sums = weights.sum(-1)
     torch.testing.assert_close(sums, tokens.real[:, None].expand_as(sums).double())
     out = torch.einsum("bnts,bsnu->btnu", weights, v.repeat_interleave(2, 2))
-    torch.testing.assert_close(out, attend(q, k, v, rule=causal(), q_coords=tokens, k_coords=tokens, backend="sdpa"))
+    torch.testing.assert_close(
+        out, attend(q, k, v, rule=causal(), q_coords=tokens, k_coords=tokens, options=AttentionOptions(backend="sdpa"))
+    )
 
 
 def test_softcap_and_sinks_by_the_reference():
@@ -220,16 +234,16 @@ def test_softcap_and_sinks_by_the_reference():
     tokens = coordinates("right")
     q, k, v = qkv(tokens, tokens)
     settings = {"rule": causal(), "q_coords": tokens, "k_coords": tokens}
-    capped = attend(q, k, v, softcap=0.5, **settings)
+    capped = attend(q, k, v, options=AttentionOptions(softcap=0.5), **settings)
     torch.testing.assert_close(capped, brute_force(q, k, v, causal(), tokens, tokens, softcap=0.5))
     sink_logits = torch.tensor([0.3, -1.0, 2.0, 0.0], dtype=torch.float64)
     with_sinks = attend(q, k, v, sink_logits=sink_logits, **settings)
     torch.testing.assert_close(with_sinks, brute_force(q, k, v, causal(), tokens, tokens, sinks_N=sink_logits))
-    for backend in ("sdpa", "ragged"):
+    for backend in ("sdpa", "varlen"):
         with pytest.raises(UnsupportedError, match="softcap; use backend="):
-            attend(q, k, v, softcap=0.5, backend=backend, **settings)
+            attend(q, k, v, options=AttentionOptions(softcap=0.5, backend=backend), **settings)
         with pytest.raises(UnsupportedError, match="sink logits; use backend="):
-            attend(q, k, v, sink_logits=sink_logits, backend=backend, **settings)
+            attend(q, k, v, sink_logits=sink_logits, options=AttentionOptions(backend=backend), **settings)
     one = torch.tensor([[0.0, 100.0]]).view(1, 2, 1, 1)
     weights = probabilities(
         torch.ones(1, 1, 1, 1),
@@ -237,7 +251,7 @@ def test_softcap_and_sinks_by_the_reference():
         rule=full(),
         q_coords=Coordinates.range(1),
         k_coords=Coordinates.range(2),
-        softcap=50.0,
+        options=AttentionOptions(softcap=50.0),
     )
     assert weights.flatten()[1].log().sub(weights.flatten()[0].log()).item() == pytest.approx(48.201, abs=1e-2)
 
@@ -247,10 +261,12 @@ def test_bias_is_a_bias_and_not_a_mask():
     q, k, v = qkv(tokens, tokens)
     bias = torch.randn(1, 4, 9, 9, dtype=torch.float64) * 30
     settings = {"rule": causal(), "q_coords": tokens, "k_coords": tokens, "bias": bias}
-    expected = attend(q, k, v, backend="reference", **settings)
-    torch.testing.assert_close(attend(q, k, v, backend="sdpa", **settings), expected, atol=1e-10, rtol=0)
+    expected = attend(q, k, v, options=AttentionOptions(backend="reference"), **settings)
+    torch.testing.assert_close(
+        attend(q, k, v, options=AttentionOptions(backend="sdpa"), **settings), expected, atol=1e-10, rtol=0
+    )
     with pytest.raises(UnsupportedError, match="takes no bias"):
-        attend(q, k, v, backend="ragged", **settings)
+        attend(q, k, v, options=AttentionOptions(backend="varlen"), **settings)
     assert (expected[0, 2] == 0).all()  # padding sees nothing, whatever the bias
 
 
@@ -262,17 +278,17 @@ def test_a_given_mask_is_obeyed():
     expected = brute_force(q, k, v, rule, tokens, tokens)
     for backend in ("reference", "sdpa", "auto"):
         torch.testing.assert_close(
-            attend(q, k, v, rule=rule, q_coords=tokens, k_coords=tokens, backend=backend), expected
+            attend(q, k, v, rule=rule, q_coords=tokens, k_coords=tokens, options=AttentionOptions(backend=backend)),
+            expected,
         )
     with pytest.raises(UnsupportedError, match="given mask"):
-        attend(q, k, v, rule=rule, q_coords=tokens, k_coords=tokens, backend="ragged")
+        attend(q, k, v, rule=rule, q_coords=tokens, k_coords=tokens, options=AttentionOptions(backend="varlen"))
 
 
 def test_choice_follows_the_layout():
     def chosen(tokens, rule=None, **asked):
         q = torch.zeros(*tokens.shape, 1, 1)
-        names = {"scale": None, "softcap": None, "bias": None, "sink_logits": None, "dropout": 0.0, **asked}
-        return choose(AttentionInputs(q, q, q, rule or causal(), tokens, tokens, **names))
+        return choose(AttentionInputs(q, q, q, rule or causal(), tokens, tokens, None, None, AttentionOptions(**asked)))
 
     full = Coordinates.range(256, 4)
     halves = Coordinates(
@@ -280,7 +296,7 @@ def test_choice_follows_the_layout():
         torch.arange(256).div(64, rounding_mode="floor").add(1)[None].repeat(4, 1),
     )
     assert chosen(full) == "sdpa"
-    assert chosen(halves) == "ragged"
+    assert chosen(halves) == "varlen"
     assert chosen(full, softcap=3.0) == "reference"
     assert chosen(coordinates("packed")) == "sdpa"  # too small to be worth cutting
 
@@ -290,9 +306,11 @@ def test_flash_dropout_is_off_unless_asked():
     q, k, v = qkv(tokens, tokens, dtype=torch.float32)
     settings = {"rule": causal(), "q_coords": tokens, "k_coords": tokens}
     for backend in BACKENDS:
-        plain = attend(q, k, v, backend=backend, **settings)
-        assert torch.equal(plain, attend(q, k, v, backend=backend, **settings))
-        dropped = torch.stack([attend(q, k, v, backend=backend, dropout=0.5, **settings) for _ in range(400)])
+        plain = attend(q, k, v, options=AttentionOptions(backend=backend), **settings)
+        assert torch.equal(plain, attend(q, k, v, options=AttentionOptions(backend=backend), **settings))
+        dropped = torch.stack(
+            [attend(q, k, v, options=AttentionOptions(backend=backend, dropout=0.5), **settings) for _ in range(400)]
+        )
         assert not torch.equal(dropped[0], dropped[1])
         torch.testing.assert_close(dropped.mean(0)[:, -1], plain[:, -1], atol=0.35, rtol=0)
 
@@ -332,7 +350,16 @@ def test_nothing_that_is_spread_makes_rows_heads_or_tokens(backend, shape, given
     tokens = Coordinates.range(4)
     q, k, v = qkv(tokens, tokens)
     with pytest.raises(ShapeError, match=rf"shape {re.escape(str(given))}, but"):
-        attend(q, k, v, rule=causal(), q_coords=tokens, k_coords=tokens, backend=backend, **{shape: torch.zeros(given)})
+        attend(
+            q,
+            k,
+            v,
+            rule=causal(),
+            q_coords=tokens,
+            k_coords=tokens,
+            options=AttentionOptions(backend=backend),
+            **{shape: torch.zeros(given)},
+        )
 
 
 @pytest.mark.parametrize("backend", [*BACKENDS, "auto"])
@@ -340,25 +367,26 @@ def test_a_given_mask_for_more_queries_than_there_are(backend):
     query, keys = Coordinates(torch.tensor([[3]]), torch.tensor([[1]])), Coordinates.range(4)
     q, k, v = qkv(query, keys)
     rule = from_visible(torch.ones(4, 4, dtype=torch.bool).tril())
-    with pytest.raises((ShapeError, UnsupportedError), match=r"need \(1, 1, 4\); cut the mask|ragged cannot cut"):
-        attend(q, k, v, rule=rule, q_coords=query, k_coords=keys, backend=backend)
+    with pytest.raises((ShapeError, UnsupportedError), match=r"need \(1, 1, 4\); cut the mask|varlen cannot cut"):
+        attend(q, k, v, rule=rule, q_coords=query, k_coords=keys, options=AttentionOptions(backend=backend))
 
 
-@pytest.mark.parametrize("backend", ["sdpa", "ragged"])
-@pytest.mark.parametrize("asked", [{"softcap": 2.0}, {"sink_logits": torch.zeros(4)}])
-def test_a_refusal_names_the_backend_asked_and_one_that_can(backend, asked):
+@pytest.mark.parametrize("backend", ["sdpa", "varlen"])
+@pytest.mark.parametrize(("softcap", "sink_logits"), [(2.0, None), (None, torch.zeros(4))])
+def test_a_refusal_names_the_backend_asked_and_one_that_can(backend, softcap, sink_logits):
     tokens = Coordinates.range(4)
     q, k, v = qkv(tokens, tokens)
+    settings = {"rule": causal(), "q_coords": tokens, "k_coords": tokens, "sink_logits": sink_logits}
     with pytest.raises(UnsupportedError, match=rf"^{backend} has no .*; use backend='reference' or 'auto'$"):
-        attend(q, k, v, rule=causal(), q_coords=tokens, k_coords=tokens, backend=backend, **asked)
-    attend(q, k, v, rule=causal(), q_coords=tokens, k_coords=tokens, backend="reference", **asked)
+        attend(q, k, v, options=AttentionOptions(softcap=softcap, backend=backend), **settings)
+    attend(q, k, v, options=AttentionOptions(softcap=softcap, backend="reference"), **settings)
 
 
 def test_unknown_backend_is_named():
     tokens = Coordinates.range(2)
     q = torch.zeros(1, 2, 1, 1)
     with pytest.raises(UnsupportedError, match="no attention backend 'flash'; choose one of auto, reference"):
-        attend(q, q, q, rule=causal(), q_coords=tokens, k_coords=tokens, backend="flash")
+        attend(q, q, q, rule=causal(), q_coords=tokens, k_coords=tokens, options=AttentionOptions(backend="flash"))
 
 
 def test_wide_windows_and_late_positions_are_not_mistaken_for_plain_causal():
@@ -366,5 +394,5 @@ def test_wide_windows_and_late_positions_are_not_mistaken_for_plain_causal():
     late = Coordinates(torch.arange(5, 12)[None], torch.ones(1, 7, dtype=torch.long))
     q, k, v = qkv(late, late)
     for backend in BACKENDS:
-        got = attend(q, k, v, rule=rule, q_coords=late, k_coords=late, backend=backend)
+        got = attend(q, k, v, rule=rule, q_coords=late, k_coords=late, options=AttentionOptions(backend=backend))
         torch.testing.assert_close(got, brute_force(q, k, v, rule, late, late), atol=1e-10, rtol=0)

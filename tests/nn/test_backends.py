@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from pellucid.errors import ShapeError, UnsupportedError
-from pellucid.nn.attend import attend, choose
+from pellucid.nn.attend import AttentionOptions, attend, choose
 from pellucid.nn.backends import sdpa, varlen
-from pellucid.nn.backends.inputs import AttentionInputs, made_finite
+from pellucid.nn.backends.inputs import AttentionInputs, replace_nonfinite
 from pellucid.visibility import (
     Coordinates,
     Layout,
@@ -22,7 +22,7 @@ from pellucid.visibility import (
     window,
 )
 
-BACKENDS = ["reference", "sdpa", "ragged"]
+BACKENDS = ["reference", "sdpa", "varlen"]
 
 
 def at(*positions, segment=1):
@@ -50,16 +50,16 @@ def drawn(queries, keys, heads=4, kv_heads=2, size=8):
 
 
 def asked(queries, keys, rule, heads=4, kv_heads=2, **words):
-    names = {"scale": None, "softcap": None, "bias": None, "sink_logits": None, "dropout": 0.0, **words}
+    names = {"bias": None, "sink_logits": None, "options": AttentionOptions(), **words}
     return AttentionInputs(*drawn(queries, keys, heads, kv_heads), rule, queries, keys, **names)
 
 
-def assert_as_the_reference(queries, keys, rule, heads=(4, 2), backends=("sdpa", "ragged", "auto"), **words):
+def assert_as_the_reference(queries, keys, rule, heads=(4, 2), backends=("sdpa", "varlen", "auto"), **words):
     tensors = drawn(queries, keys, *heads)
     settings = {"rule": rule, "q_coords": queries, "k_coords": keys, **words}
-    expected = attend(*tensors, backend="reference", **settings)
+    expected = attend(*tensors, options=AttentionOptions(backend="reference"), **settings)
     for backend in backends:
-        got = attend(*tensors, backend=backend, **settings)
+        got = attend(*tensors, options=AttentionOptions(backend=backend), **settings)
         torch.testing.assert_close(got, expected, atol=1e-10, rtol=0, msg=f"{backend} under {rule}")
     return expected
 
@@ -183,8 +183,8 @@ def test_documents_are_cut_where_that_is_less_work():
         return choose(asked(places, places, causal() if rule is None else rule, **words))
 
     assert chosen(tie) == "sdpa"
-    assert chosen(tie + 1) == "ragged"
-    assert chosen(tie + 1, rows=3) == "ragged"
+    assert chosen(tie + 1) == "varlen"
+    assert chosen(tie + 1, rows=3) == "varlen"
     assert chosen(tie + 1, bias=torch.zeros(1, 1, 2 * tie + 2, 2 * tie + 2)) == "sdpa"
     assert chosen(tie + 1, sink_logits=torch.zeros(4)) == "reference"
     assert choose(asked(halves(tie + 1), halves(tie + 1), causal())) == "sdpa"  # keys of their own
@@ -201,8 +201,14 @@ def test_a_given_mask_is_never_cut():
         places = Coordinates(row.positions, row.segments, groups)
         for rule in (mask, mask & causal(), mask | causal()):
             assert_as_the_reference(places, places, rule, backends=("auto",))
-            with pytest.raises(UnsupportedError, match="ragged cannot cut a given mask into documents; use backend="):
-                attend(*drawn(places, places), rule=rule, q_coords=places, k_coords=places, backend="ragged")
+            with pytest.raises(UnsupportedError, match="varlen cannot cut a given mask into documents; use backend="):
+                attend(
+                    *drawn(places, places),
+                    rule=rule,
+                    q_coords=places,
+                    k_coords=places,
+                    options=AttentionOptions(backend="varlen"),
+                )
 
 
 def test_groups_are_cut_with_their_documents():
@@ -221,8 +227,14 @@ def test_a_host_that_was_not_told_where_tokens_are(who, rule):
         second = first if queries is keys and who == "both" else keys if who == "queries" else untold(keys)
         assert_as_the_reference(first, second, rule, backends=("sdpa", "auto"))
         assert choose(asked(first, second, rule)) == "sdpa"
-        with pytest.raises(UnsupportedError, match="ragged needs coordinates whose layout the host knows"):
-            attend(*drawn(first, second), rule=rule, q_coords=first, k_coords=second, backend="ragged")
+        with pytest.raises(UnsupportedError, match="varlen needs coordinates whose layout the host knows"):
+            attend(
+                *drawn(first, second),
+                rule=rule,
+                q_coords=first,
+                k_coords=second,
+                options=AttentionOptions(backend="varlen"),
+            )
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "auto"])
@@ -232,29 +244,31 @@ def test_no_number_is_asked_of_the_device(backend):
         places = Coordinates(torch.zeros(2, 5, dtype=torch.long), torch.zeros(2, 5, dtype=torch.long))
         q, k = torch.zeros(2, 5, 4, 8), torch.zeros(2, 5, 2, 8)
     assert places.layout is None
-    out = attend(q, k, k, rule=causal() & window(2), q_coords=places, k_coords=places, backend=backend)
+    out = attend(
+        q, k, k, rule=causal() & window(2), q_coords=places, k_coords=places, options=AttentionOptions(backend=backend)
+    )
     assert (out.device.type, out.shape) == ("meta", q.shape)
 
 
 def test_finite_tensors_are_left_alone_and_a_compiler_is_asked_no_number(monkeypatch):
     k, v = torch.randn(2, 1, 3, 2, 4)
-    got = made_finite(k, v)
+    got = replace_nonfinite(k, v)
     assert got[0] is k
     assert got[1] is v
     assert got[2] is None
     with monkeypatch.context() as patch:
         patch.setattr(torch.compiler, "is_compiling", lambda: True)
         patch.setattr(torch.Tensor, "__bool__", lambda _: pytest.fail("a number was asked for"))
-        *same, bad = made_finite(k, v)
+        *same, bad = replace_nonfinite(k, v)
     assert torch.equal(torch.stack(same), torch.stack([k, v]))
     assert bad.tolist() == [[False] * 3]
 
 
 @pytest.mark.parametrize("apart", [True, False])
 @pytest.mark.parametrize("compiling", [True, False])
-def test_a_compiler_goes_around_attention_at_places_that_are_apart(apart, compiling, monkeypatch):
+def test_attention_at_eager_coordinates_is_a_compile_boundary(apart, compiling, monkeypatch):
     row, went_around = Coordinates.range(3), []
-    places = Coordinates(row.positions, row.segments, layout=row.layout, apart=apart)
+    places = Coordinates(row.positions, row.segments, layout=row.layout, eager=apart)
     q, k, v = drawn(row, row)
     expected = attend(q, k, v, rule=causal(), q_coords=row, k_coords=row)
 
@@ -283,7 +297,7 @@ def test_a_compiler_goes_around_attention_at_places_that_are_apart(apart, compil
 def test_one_number_that_is_not_finite_is_loud_for_those_who_see_it(backend, bad, where):
     """In keys or in values, in one feature of one head; all others have what they had."""
     places = Coordinates(torch.tensor([[0, 1, 2, 0, 1, 0]]), torch.tensor([[1, 1, 1, 2, 2, 0]]))
-    settings = {"rule": causal(), "q_coords": places, "k_coords": places, "backend": backend}
+    settings = {"rule": causal(), "q_coords": places, "k_coords": places, "options": AttentionOptions(backend=backend)}
     q, k, v = drawn(places, places)
     clean = attend(q, k, v, **settings)
     for tensor in (k, v):
@@ -300,24 +314,31 @@ def test_values_may_be_of_another_size(backend):
     q, k, _ = drawn(places, places)
     v = torch.randn(1, 6, 2, 5, dtype=torch.float64)
     settings = {"rule": causal(), "q_coords": places, "k_coords": places}
-    got = attend(q, k, v, backend=backend, **settings)
+    got = attend(q, k, v, options=AttentionOptions(backend=backend), **settings)
     assert got.shape == (1, 6, 4, 5)
-    by_one = [attend(q, k, v[..., [i]].expand_as(k), backend="reference", **settings)[..., :1] for i in range(5)]
+    by_one = [
+        attend(q, k, v[..., [i]].expand_as(k), options=AttentionOptions(backend="reference"), **settings)[..., :1]
+        for i in range(5)
+    ]
     torch.testing.assert_close(got, torch.cat(by_one, -1), atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("options", "message"),
     [
         ({"softcap": 0.0}, "softcap is 0.0, but must be above 0"),
         ({"softcap": float("nan")}, "softcap is nan"),
         ({"dropout": 1.0}, "dropout is 1.0, but a probability below 1"),
         ({"dropout": -0.1}, "dropout is -0.1"),
         ({"dropout": float("nan")}, "dropout is nan"),
-        ({"k_coords": Coordinates.range(5)}, r"coordinates of the keys are \(1, 5\), but the tensors have \(1, 4\)"),
     ],
 )
-def test_settings_that_mean_nothing_are_refused(words, message):
-    places = Coordinates.range(4)
+def test_meaningless_options_are_refused(options, message):
     with pytest.raises(ShapeError, match=message):
-        attend(*drawn(places, places), **{"rule": causal(), "q_coords": places, "k_coords": places, **words})
+        AttentionOptions(**options)
+
+
+def test_coordinates_of_another_length_are_refused():
+    four, five = Coordinates.range(4), Coordinates.range(5)
+    with pytest.raises(ShapeError, match=r"coordinates of the keys are \(1, 5\), but the tensors have \(1, 4\)"):
+        attend(*drawn(four, four), rule=causal(), q_coords=four, k_coords=five)

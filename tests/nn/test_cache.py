@@ -42,7 +42,7 @@ def test_positions_go_on_from_what_each_row_holds(model):
 def test_a_row_that_rests_takes_a_slot_and_nothing_else(model):
     cache = filled(model, [[1, 2, 3], [4, 5]])
     model(Batch.from_rows([[6], []], side="left"), cache=cache)
-    assert cache.row_lengths == [4, 2]
+    assert cache.sequence_lengths == [4, 2]
     got = following(model, cache, 7, 7)
     assert_agree(got[0], fresh(model, [1, 2, 3, 6, 7]))
     assert_agree(got[1], fresh(model, [4, 5, 7]))
@@ -66,7 +66,7 @@ def test_crop_is_clamped_and_exact(model, keep, left):
     cache = filled(model, [[1, 2, 3]])
     cache.crop(keep)
     assert cache.length == left
-    assert cache.row_lengths == [left]
+    assert cache.sequence_lengths == [left]
     assert_agree(following(model, cache, 9)[0], fresh(model, [*[1, 2, 3][:left], 9]))
 
 
@@ -90,13 +90,13 @@ def test_too_much_is_refused_before_anything_changes(model):
 
 
 def test_learned_positions_are_checked_behind_a_cache_too():
-    model = tiny_model("learned-dense-ln", position={"kind": "learned", "max_positions": 8})
+    model = tiny_model("learned-dense-ln", position={"kind": "learned", "max_position_embeddings": 8})
     cache = filled(model, [[1] * 7, [2]])
     with pytest.raises(LengthError, match="position 8 is past the table of 8"):
         model(Batch.from_rows([[3, 3], [3]]), cache=cache)
     assert cache.length == 7, "a refused chunk must not count"
     model(Batch.from_rows([[3], [3]]), cache=cache)
-    assert cache.row_lengths == [8, 2]
+    assert cache.sequence_lengths == [8, 2]
 
 
 def test_a_forward_that_fails_midway_leaves_the_cache_as_it_was(model):

@@ -15,7 +15,7 @@ def empty(rows=2, capacity=12, **words):
 
 
 def take(cache, chunk, rules=()):
-    queries, keys = cache.place(chunk, rules)
+    queries, keys = cache.begin_append(chunk, rules)
     new = torch.randn(*chunk.shape, 1, 2)
     cache.layers[0].append(new, new)
     cache.commit()
@@ -65,7 +65,7 @@ def test_a_gap_in_positions_stays_a_gap():
     take(cache, Coordinates(torch.tensor([[0, 1, 5, 6]]), torch.ones(1, 4, dtype=torch.long)))
     take(cache, Coordinates.range(2))
     assert cache.layout.runs == (Run(0, 0, 2, 1, 0), Run(0, 2, 6, 1, 5))
-    assert cache.row_lengths == [9]
+    assert cache.sequence_lengths == [9]
 
 
 def test_a_packed_chunk_is_cropped_into_its_documents():
@@ -75,7 +75,7 @@ def test_a_packed_chunk_is_cropped_into_its_documents():
         take(cache, packed(3, 2))
         cache.crop(keep)
         assert_told(cache)
-        assert cache.row_lengths == [row_length]
+        assert cache.sequence_lengths == [row_length]
         queries, keys = take(cache, Coordinates.range(1))
         assert (queries.positions.item(), queries.segments.item()) == (row_length, segment)
         assert causal().mask(queries, keys).sum().item() == row_length + 1
@@ -93,7 +93,7 @@ def test_the_last_slot_can_be_filled_and_no_more():
     take(cache, Coordinates.range(3))
     take(cache, Coordinates.range(1))
     with pytest.raises(LengthError, match=r"1 new tokens do not fit: the cache holds 4 of 4; .*capacity=5"):
-        cache.place(Coordinates.range(1))
+        cache.begin_append(Coordinates.range(1))
 
 
 def test_what_goes_on_must_be_told():
@@ -101,7 +101,7 @@ def test_what_goes_on_must_be_told():
     object.__setattr__(chunk, "layout", None)
     take(cache, Coordinates.range(2))
     with pytest.raises(UnsupportedError, match="whose layout the host knows"):
-        cache.place(chunk)
+        cache.begin_append(chunk)
 
 
 # --- who was owed a sight of what ----------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ def test_earlier_tokens_must_not_have_missed_what_comes(rule, held, goes_on):
         assert cache.length == held + 2
         return
     with pytest.raises(UnsupportedError, match="lets earlier tokens see later ones"):
-        cache.place(Coordinates.range(2), [causal(), rule])
+        cache.begin_append(Coordinates.range(2), [causal(), rule])
     assert_told(cache)
     take(cache, laid_out((0,), (0,), 2), [rule])  # nothing but padding is missed by nobody
 
@@ -141,7 +141,7 @@ def test_the_row_that_holds_least_decides():
     cache = empty()
     take(cache, laid_out((4, 2), (0, 2), 4))
     with pytest.raises(UnsupportedError, match="lets earlier tokens see"):
-        cache.place(Coordinates.range(1, 2), [causal() | prefix(3)])
+        cache.begin_append(Coordinates.range(1, 2), [causal() | prefix(3)])
 
 
 @pytest.mark.parametrize("rule", [causal() | prefix(), causal() | same_group()], ids=str)
@@ -154,7 +154,7 @@ def test_groups_go_on_where_nobody_missed_them(rule):
     assert queries.groups.tolist() == [[0, 0]]
     assert keys.groups.tolist() == [[1, 1, 1, 0, 0]]
     with pytest.raises(UnsupportedError, match="lets earlier tokens see"):
-        cache.place(Coordinates(torch.arange(3)[None], ones, ones), [rule])
+        cache.begin_append(Coordinates(torch.arange(3)[None], ones, ones), [rule])
     cache.reorder(torch.tensor([0, 0]))
     copy = cache.snapshot()
     cache.crop(1)
@@ -195,7 +195,7 @@ def test_a_document_neither_grows_nor_shrinks_past_its_angles():
     cache = empty(crosses=lambda before, after: (before > 3) != (after > 3))
     take(cache, laid_out((3, 2), (0, 1), 3))
     with pytest.raises(UnsupportedError, match=r"a document of 3 tokens, .* than in one of 4; run all 4 tokens again"):
-        cache.place(Coordinates.range(1, 2))
+        cache.begin_append(Coordinates.range(1, 2))
     take(cache, laid_out((0, 1), (0, 0), 1))  # the row that is full rests
     cache.crop(3)
     cache.crop(0)
@@ -205,7 +205,7 @@ def test_a_document_neither_grows_nor_shrinks_past_its_angles():
     for keep in (3, 1):
         with pytest.raises(UnsupportedError, match=f"a document of 4 tokens, .* one of {keep}"):
             cache.crop(keep)
-    assert cache.row_lengths == [4, 4]
+    assert cache.sequence_lengths == [4, 4]
     copy = cache.snapshot()
     with pytest.raises(UnsupportedError, match="a document of 4 tokens"):
         copy.crop(2)
@@ -218,7 +218,7 @@ def test_chunks_come_back_whole_and_remembered_ones_as_numbers():
     cache = empty(1, 4)
     first, second = torch.randn(2, 1, 2, 1, 2, requires_grad=True)
     for new, seen in ((first, [first]), (second, [first, second])):
-        cache.place(Coordinates.range(2))
+        cache.begin_append(Coordinates.range(2))
         got, _ = cache.layers[0].append(new, new.detach())
         cache.commit()
         assert torch.equal(got, torch.cat(seen, 1))
@@ -229,7 +229,7 @@ def test_chunks_come_back_whole_and_remembered_ones_as_numbers():
 
 def test_heads_that_do_not_fit_are_never_broadcast():
     cache = empty(1)
-    cache.place(Coordinates.range(2))
+    cache.begin_append(Coordinates.range(2))
     with pytest.raises(ShapeError, match=r"appends \[\(1, 1\), \(1, 2\)\] a slot, but its cache has room for"):
         cache.layers[0].append(torch.zeros(1, 2, 1, 1), torch.zeros(1, 2, 1, 2))
 

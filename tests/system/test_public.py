@@ -33,7 +33,7 @@ def test_starting_does_not_load_torch(code):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(("backend", "module"), [("reference", reference), ("sdpa", sdpa), ("ragged", varlen)])
+@pytest.mark.parametrize(("backend", "module"), [("reference", reference), ("sdpa", sdpa), ("varlen", varlen)])
 def test_five_frames_from_the_model_to_the_kernel(backend, module, monkeypatch):
     """A newcomer steps from ``model(batch)`` to the kernel through at most five functions of ours."""
     model = tiny_model(backend=backend)

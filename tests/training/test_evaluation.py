@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from pellucid.batch import IGNORED, Batch
-from pellucid.data.text import Document
+from pellucid.data.corpus import Document
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import ConfigError, DataError
 from pellucid.models.build import build

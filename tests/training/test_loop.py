@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from pellucid.checkpoints import store
 from pellucid.configfile import to_yaml
-from pellucid.data.text import open_corpus
+from pellucid.data.corpus import open_corpus
 from pellucid.errors import CheckpointError, ConfigError, DataError, InputError, StorageError, TrainingError
 from pellucid.models.decoder import Decoder
 from pellucid.training import loop, setup
@@ -314,7 +314,7 @@ def refused(tmp_path: Path, wanted: TrainConfig, match: str, kind: type[InputErr
 def test_what_does_not_fit_is_refused(tmp_path: Path, words: dict[str, Any]) -> None:
     model = words["model"]
     refused(tmp_path, config(words, data={"source": str(tmp_path / "nowhere")}), "nowhere", DataError)
-    learned = model | {"position": {"kind": "learned", "max_positions": 8}}
+    learned = model | {"position": {"kind": "learned", "max_position_embeddings": 8}}
     refused(tmp_path, config(words, model=learned), r"data\.max_length is 16 but the model has positions for 8")
     data = words["data"] | {"max_length": 8}
     evaluation = {"max_length": 12}

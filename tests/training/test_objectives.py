@@ -8,9 +8,9 @@ import pytest
 
 from helpers.small_jobs import LAYERS, RUN, examples, job
 from helpers.small_run import StopAt, assert_same, warned
-from pellucid.checkpoints.classes import read_classes
+from pellucid.checkpoints.label_names import read_classes
 from pellucid.configfile import to_yaml
-from pellucid.data.special import MASK, sentinels
+from pellucid.data.special_tokens import MASK, sentinels
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import CheckpointError, ConfigError
 from pellucid.training import train
@@ -154,7 +154,7 @@ def test_the_tokenizer_gets_what_the_objective_needs(tmp_path: Path) -> None:
     words["objective"] = {"kind": "masked_lm", "whole_word_mask": True}
     parts = prepared(words, tmp_path)
     assert parts.tokenizer.vocab_size <= 60
-    assert parts.loader.objective.begins_word is not None
+    assert parts.loader.objective.word_starts is not None
 
 
 def test_labels_are_smoothed_in_training_alone(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_what_is_made_once():
     """Masks and angles, whatever they are: nothing that was made is made again, not even None."""
     tokens, made = Coordinates.range(2), []
     for key in ("angles", "mask", "angles", "mask"):
-        tokens.once(key, lambda key=key: made.append(key))
+        tokens.cached(key, lambda key=key: made.append(key))
     assert made == ["angles", "mask"]
 
 
@@ -91,10 +91,10 @@ def test_what_is_made_once():
 @pytest.mark.parametrize("compiling", [True, False])
 def test_a_compiler_goes_around_what_is_made_for_places_that_are_apart(apart, compiling, monkeypatch):
     tokens, went_around = Coordinates.range(2), []
-    tokens = Coordinates(tokens.positions, tokens.segments, apart=apart)
+    tokens = Coordinates(tokens.positions, tokens.segments, eager=apart)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
     monkeypatch.setattr(torch.compiler, "disable", lambda function: went_around.append(0) or function)
-    assert tokens.once("mask", lambda: 5) == tokens.once("mask", lambda: 6) == 5
+    assert tokens.cached("mask", lambda: 5) == tokens.cached("mask", lambda: 6) == 5
     assert len(went_around) == 2 * (apart and compiling)
 
 

@@ -9,10 +9,10 @@ probes, so that a folder proves its own forward pass.
 """
 
 from pellucid.checkpoints.contract import Contract
-from pellucid.checkpoints.report import LoadError, LoadReport, MismatchError, TensorReport
+from pellucid.checkpoints.fingerprint import WitnessError
+from pellucid.checkpoints.load_report import LoadError, LoadReport, MismatchError, TensorReport
 from pellucid.checkpoints.store import Checkpoint, load, save
 from pellucid.checkpoints.verify import Verification, verify
-from pellucid.checkpoints.witness import WitnessError
 
 __all__ = [
     "Checkpoint",

@@ -17,11 +17,11 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from pellucid.checkpoints.arguments import refuse_odd_tensors
-from pellucid.checkpoints.files import canonical_digest, levels_of, read_json
-from pellucid.checkpoints.header import TensorSpec
-from pellucid.checkpoints.report import MismatchError
-from pellucid.checkpoints.witness import Witness
+from pellucid.checkpoints.files import canonical_digest, nesting_levels, read_json
+from pellucid.checkpoints.fingerprint import Witness
+from pellucid.checkpoints.load_report import MismatchError
+from pellucid.checkpoints.validate import check_tensors
+from pellucid.checkpoints.weights import TensorSpec
 from pellucid.configfile import Config
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import CheckpointError, ConfigError
@@ -31,7 +31,7 @@ from pellucid.models.configs import Whole
 from pellucid.models.model import Model
 
 NAME = "pellucid.json"
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 _LARGEST = 8 * 2**20
 _MOST_VALUES, _MOST_KEYS = 40_000, 4000
 _SPEC = re.compile(r"[a-z]+[0-9]*\[[0-9, ]{0,200}\]")
@@ -66,7 +66,7 @@ class TextContract(Config):
 class Contract(Config):
     """The contents of ``pellucid.json``, in the order of the file."""
 
-    schema_version: Literal[4] = 4
+    schema_version: Literal[5] = 5
     model: ModelConfig
     positions_after_cache: Literal["continue"] = "continue"
     """Positions count on from what a cache holds of the row's last document."""
@@ -77,12 +77,12 @@ class Contract(Config):
     """Every stored tensor: its dtype and shape, such as ``float32[256, 64]``."""
     digests: dict[str, Digest]
     """SHA-256 of the files beside this one, and of what this one says (whatever its spaces and order of keys)."""
-    witness: Witness
-    """Probes, and what the weights must give on them."""
+    witness: Witness | None
+    """Probes, and what the weights must give on them. None: saved with ``prove="digests"``."""
 
     def to_text(self) -> str:
         """The file: JSON with two spaces, in the order of the fields, rows of numbers on one line each."""
-        data = signed(self.model_dump(mode="json"))
+        data = with_digest(self.model_dump(mode="json"))
         text = json.dumps(data, indent=2, ensure_ascii=False)
         return _FLAT.sub(lambda match: _row(match[0]), text) + "\n"
 
@@ -95,13 +95,13 @@ def _row(text: str) -> str:
     return textwrap.fill(line, _WIDTH, subsequent_indent=" " * 10, break_long_words=False, break_on_hyphens=False)
 
 
-def signed(data: dict[str, Any]) -> dict[str, Any]:
+def with_digest(data: dict[str, Any]) -> dict[str, Any]:
     """A contract as plain data, with the digest of what it says put in."""
     digests = {name: value for name, value in data["digests"].items() if name != NAME}
     return {**data, "digests": {**digests, NAME: canonical_digest({**data, "digests": digests})}}
 
 
-def described(model: nn.Module) -> ModelConfig:
+def config_of(model: nn.Module) -> ModelConfig:
     """The config of ``model``. Refuses a model whose tensors are not what that describes."""
     config = getattr(model, "config", None)
     if not isinstance(config, ModelConfig):
@@ -109,13 +109,13 @@ def described(model: nn.Module) -> ModelConfig:
             f"a {type(model).__name__} without a ModelConfig in .config cannot be saved: "
             "its folder could not say how to build it again"
         )
-    if difference := first_difference(outline(model), outline(blank_model(config))):
+    if difference := first_difference(shapes_and_ties(model), shapes_and_ties(meta_model(config))):
         name, have, want = difference
         raise CheckpointError(
             f"the model has {have} as {name!r}, but its config describes {want}; "
             "a model that was changed needs a config that says so"
         )
-    refuse_odd_tensors(stored_tensors(model)[0], wide_tensors(config))
+    check_tensors(stored_tensors(model)[0], float32_tensors(config))
     return config
 
 
@@ -125,9 +125,9 @@ def contract_of(
     *,
     text: TextContract | None,
     digests: Mapping[str, str],
-    witness: Witness,
+    witness: Witness | None,
 ) -> Contract:
-    """The contract that ``model``, which is :func:`described` by ``config``, keeps."""
+    """The contract that ``model``, which is :func:`config_of` by ``config``, keeps."""
     stored, tied = stored_tensors(model)
     return Contract(
         model=config,
@@ -141,13 +141,13 @@ def contract_of(
 
 def read_contract(path: Path) -> Contract:
     """The checked contract in the file at ``path``; what it says must have the digest that it says."""
-    contract, changed = read_unsigned(path)
+    contract, changed = read_unverified(path)
     if changed:
         raise MismatchError(changed)
     return contract
 
 
-def read_unsigned(path: Path) -> tuple[Contract, str]:
+def read_unverified(path: Path) -> tuple[Contract, str]:
     """The contract in the file at ``path``, and in what way its own digest is wrong (nothing if it is right)."""
     data = read_json(path, _LARGEST)
     version = data.get("schema_version")
@@ -163,7 +163,7 @@ def read_unsigned(path: Path) -> tuple[Contract, str]:
         contract = Contract.from_mapping(data)
     except ConfigError as error:
         raise CheckpointError(f"{path}: {str(error)[:1000]}") from error
-    told, found = contract.digests.get(NAME), signed(data)["digests"][NAME]
+    told, found = contract.digests.get(NAME), with_digest(data)["digests"][NAME]
     if told is None:
         return contract, f"{path} has no digest of itself in digests; save the model again"
     if told != found:
@@ -187,7 +187,7 @@ def _refuse_garbage(path: Path, data: Mapping[str, Any]) -> None:
         wanted = "a dtype and shape like 'float32[256, 64]' is wanted"
         raise CheckpointError(f"{path}: tensors holds {odd[:80]!r}, but {wanted}")
     detailed = {key: value for key, value in data.items() if key not in ("tied", "tensors", "digests")}
-    parts = [part for level in levels_of(detailed) for part in level]
+    parts = [part for level in nesting_levels(detailed) for part in level]
     values, keys = sum(map(len, parts)), sum(len(part) for part in parts if isinstance(part, dict))
     if values > _MOST_VALUES or keys > _MOST_KEYS:
         raise CheckpointError(
@@ -210,25 +210,25 @@ def stored_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]
     return stored, tied
 
 
-def blank_model(config: ModelConfig, dtype: torch.dtype = torch.float32) -> Model:
+def meta_model(config: ModelConfig, dtype: torch.dtype = torch.float32) -> Model:
     """The model that ``config`` describes, without memory for its weights."""
     return build(config, device="meta", dtype=dtype)
 
 
-def wide_tensors(config: ModelConfig) -> frozenset[str]:
+def float32_tensors(config: ModelConfig) -> frozenset[str]:
     """The tensors that stay float32 in a narrower model: what routers choose by."""
-    stored, _ = stored_tensors(blank_model(config, torch.bfloat16))
+    stored, _ = stored_tensors(meta_model(config, torch.bfloat16))
     return frozenset(name for name, tensor in stored.items() if tensor.dtype != torch.bfloat16)
 
 
-def outline(model: nn.Module) -> dict[str, str]:
+def shapes_and_ties(model: nn.Module) -> dict[str, str]:
     """Every name in the model's state and its shape, or which other name it is the same as."""
     stored, tied = stored_tensors(model)
     return {name: str(list(tensor.shape)) for name, tensor in stored.items()} | ties(tied)
 
 
 def ties(tied: Mapping[str, str]) -> dict[str, str]:
-    """The part of an :func:`outline` that is tied."""
+    """The part of an :func:`shapes_and_ties` that is tied."""
     return {name: f"the same as {owner}" for name, owner in tied.items()}
 
 

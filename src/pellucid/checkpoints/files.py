@@ -6,13 +6,16 @@ is one :class:`~pellucid.errors.CheckpointError`, in bounded time and memory.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
 import os
+import shutil
 import stat
+import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,7 +27,7 @@ MOST_LEVELS = 16
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[BufferedReader]:
+def open_regular(path: Path) -> Iterator[BufferedReader]:
     """The regular file at ``path``, for reading. A link, folder, pipe or device is refused unread."""
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     if path.is_symlink():
@@ -42,7 +45,7 @@ def opened(path: Path) -> Iterator[BufferedReader]:
 
 def read(path: Path, most: int) -> bytes:
     """The bytes of the file; one of more than ``most`` bytes is refused."""
-    with opened(path) as file:
+    with open_regular(path) as file:
         content = file.read(most + 1)
     if len(content) > most:
         raise CheckpointError(f"{path} is larger than {most} bytes; it is not what its name says")
@@ -51,7 +54,7 @@ def read(path: Path, most: int) -> bytes:
 
 def digest(path: Path) -> str:
     """SHA-256 of the file, in hexadecimal."""
-    with opened(path) as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -59,12 +62,14 @@ def read_json(path: Path, most: int) -> dict[str, Any]:
     """The mapping in a JSON file: no name given twice, nothing nested deep, no NaN and no infinity."""
     content = read(path, most)
     try:
-        data = json.loads(content, object_pairs_hook=once, parse_constant=_no_number, parse_float=_finite)
+        data = json.loads(
+            content, object_pairs_hook=reject_duplicate_keys, parse_constant=_no_number, parse_float=_finite
+        )
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read as JSON: {str(error)[:200]}") from error
     if not isinstance(data, dict):
         raise CheckpointError(f"{path} is not a mapping; it is not what its name says")
-    if any(level >= MOST_LEVELS for level, _ in enumerate(levels_of(data))):
+    if any(level >= MOST_LEVELS for level, _ in enumerate(nesting_levels(data))):
         raise CheckpointError(f"{path} nests values deeper than {MOST_LEVELS} levels; it is not what its name says")
     return data
 
@@ -75,7 +80,7 @@ def canonical_digest(data: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object of JSON; a name that is given twice is a ValueError."""
     found: dict[str, Any] = {}
     for name, value in pairs:
@@ -94,10 +99,151 @@ def _finite(text: str) -> float:
     return value if math.isfinite(value) else _no_number(text)
 
 
-def levels_of(data: Any) -> Iterator[list[Any]]:
+def nesting_levels(data: Any) -> Iterator[list[Any]]:
     """The mappings and lists in ``data``, level by level."""
     parts = [data]
     while parts:
         yield parts
         inside = [value for part in parts for value in (part.values() if isinstance(part, dict) else part)]
         parts = [value for value in inside if isinstance(value, dict | list)]
+
+
+_UNFINISHED = ".unfinished-"
+_LONGEST_NAME = 255
+
+
+@contextmanager
+def new_folder(path: str | Path) -> Iterator[Path]:
+    """Fill the yielded folder; when the block ends well it becomes ``path``, otherwise it is gone.
+
+    An existing target is refused. What the disk refuses (full, read-only) is one clear
+    :class:`~pellucid.errors.CheckpointError` that names the path. Parents that are missing are made, and stay only
+    when the folder does.
+    """
+    target = _resolve_target(Path(path))
+    unfinished = _temporary_name(target)
+    made: list[Path] = []
+    try:
+        made += _make_parents(target.parent)
+        unfinished.mkdir()
+        yield unfinished
+        _sync_tree(unfinished)
+        refuse_existing(target)
+        unfinished.rename(target)
+        made.clear()
+        _sync(target.parent)
+    except OSError as error:
+        raise CheckpointError(cannot_write(target, error)) from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        with suppress(OSError):  # somebody else may have come in
+            for parent in reversed(made):
+                parent.rmdir()
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Replace the file at ``path`` by ``text`` in one step: readers see the old or the new, never a part."""
+    target = Path(path)
+    unfinished = _temporary_name(target)
+    try:
+        with open(unfinished, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(target)
+        _sync(target.parent)
+    except OSError as error:
+        raise CheckpointError(cannot_write(target, error)) from error
+    finally:
+        with suppress(OSError):  # what went wrong before is what matters
+            unfinished.unlink(missing_ok=True)
+
+
+def discard_folder(path: Path) -> None:
+    """Remove a folder so that no part of it can be mistaken for the whole, even when interrupted."""
+    doomed = _temporary_name(path)
+    try:
+        path.rename(doomed)
+    except OSError as error:
+        raise CheckpointError(cannot_write(path, error)) from error
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def discard_unfinished(parent: Path) -> list[Path]:
+    """Remove what a killed writer left in ``parent``, and say what; nobody else may be writing there."""
+    left = sorted(path for path in parent.glob(f".*{_UNFINISHED}*") if not path.is_symlink())
+    for path in left:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+    return left
+
+
+def refuse_existing(target: Path) -> None:
+    """Nothing is ever written over: an existing ``target`` of any kind is an error."""
+    if os.path.lexists(target):
+        raise CheckpointError(f"{target} exists already; nothing is overwritten: choose another name or remove it")
+
+
+def cannot_write(path: Path, error: OSError) -> str:
+    """One line about what the disk refused."""
+    reason, way = error.strerror or str(error), "free space there or choose a folder that can be written"
+    there = next((parent for parent in path.parents if os.path.lexists(parent)), path)
+    if error.errno in (errno.ENOTDIR, errno.EEXIST) and not there.is_dir():
+        reason, way = f"{there} is not a folder", "choose another place"
+    elif error.errno == errno.ENAMETOOLONG:
+        longest = max(map(len, map(os.fsencode, path.parts)))
+        reason = f"a name in it has {longest} bytes, at most {_LONGEST_NAME} are possible"
+        reason, way = reason if longest > _LONGEST_NAME else "the whole path is too long", "choose a shorter one"
+    elif error.errno == errno.ENOENT and there == path.parent:
+        reason, way = f"the system lets nobody make anything in {there}", "choose another place"
+    return f"cannot write {path}: {reason}; {way}"
+
+
+def _resolve_target(path: Path) -> Path:
+    """``path``, which nothing is at; a way back (``a/..``) is gone through without making what it comes from."""
+    refuse_existing(path)
+    if path.name in ("", ".."):
+        raise CheckpointError(f"{path} does not end in a name for the new folder; add one")
+    if len(os.fsencode(path.name)) > _LONGEST_NAME:
+        raise CheckpointError(cannot_write(path, OSError(errno.ENAMETOOLONG, "")))
+    return Path(os.path.realpath(path.parent), path.name) if ".." in path.parts else path
+
+
+def _make_parents(folder: Path) -> list[Path]:
+    """Make ``folder`` and what is missing above it; returns what was made, outer ones first."""
+    missing = [parent for parent in (folder, *folder.parents) if not os.path.lexists(parent)]
+    folder.mkdir(parents=True, exist_ok=True)
+    return missing[::-1]
+
+
+def _temporary_name(target: Path) -> Path:
+    """A new hidden name beside ``target`` that says it is unfinished, and is no longer than names can be."""
+    mark = f"{_UNFINISHED}{uuid.uuid4().hex[:12]}"
+    kept = os.fsencode(target.name)[: _LONGEST_NAME - 1 - len(mark)].decode(errors="ignore")
+    return target.with_name(f".{kept}{mark}")
+
+
+def _sync_tree(folder: Path) -> None:
+    """Give every file the mode of any new file, and push files and folders to the disk, inner ones first."""
+    probe = folder / ".mode"
+    probe.touch()
+    mode = stat.S_IMODE(probe.stat().st_mode)
+    probe.unlink()
+    for root, _, names in os.walk(folder, topdown=False):
+        for name in names:
+            file = Path(root, name)
+            file.chmod(mode)
+            _sync(file)
+        _sync(Path(root))
+
+
+def _sync(path: Path) -> None:
+    if os.name == "nt" and path.is_dir():
+        return  # Windows cannot open a folder, and has no need to
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -15,6 +15,7 @@ level        what is compared                                            what it
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -26,27 +27,25 @@ import torch
 from torch import Tensor
 
 from pellucid.checkpoints import contract as contracts
-from pellucid.checkpoints.arguments import DTYPES, widened
-from pellucid.checkpoints.classes import NAME as CLASSES
-from pellucid.checkpoints.classes import read_classes
 from pellucid.checkpoints.contract import (
     Contract,
     TextContract,
-    blank_model,
     first_difference,
-    outline,
+    float32_tensors,
+    meta_model,
+    shapes_and_ties,
     stored_tensors,
     ties,
-    wide_tensors,
 )
-from pellucid.checkpoints.files import digest, opened
-from pellucid.checkpoints.header import TensorSpec
-from pellucid.checkpoints.pointers import meant
-from pellucid.checkpoints.report import LoadError, LoadReport, MismatchError, Status, TensorReport
-from pellucid.checkpoints.weights import Weights, read_weights
-from pellucid.checkpoints.witness import Difference, WitnessError, check_text, check_witness
+from pellucid.checkpoints.files import digest, open_regular, read
+from pellucid.checkpoints.fingerprint import Difference, WitnessError, check_text, check_witness
+from pellucid.checkpoints.label_names import NAME as CLASSES
+from pellucid.checkpoints.label_names import read_classes
+from pellucid.checkpoints.load_report import LoadError, LoadReport, MismatchError, Status, TensorReport
+from pellucid.checkpoints.validate import DTYPES, folder_path, widened
+from pellucid.checkpoints.weights import TensorSpec, Weights, read_weights
 from pellucid.data.chat import ChatTemplate
-from pellucid.data.files import plain
+from pellucid.data.records import printable
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import CheckpointError, InputError
 from pellucid.models.model import Model
@@ -96,7 +95,7 @@ class Folder:
             if os.path.lexists(path):
                 raise MismatchError(f"{self.path} has a {TOKENIZER}, but its contract says nothing of text; remove it")
             return None
-        with opened(path):
+        with open_regular(path):
             tokenizer = Tokenizer.load(path)
         found = TextContract.of(tokenizer)
         if found != text:
@@ -111,7 +110,7 @@ class Folder:
         """The chat template, if the contract has a digest of one."""
         if TEMPLATE not in self.contract.digests:
             return None
-        with opened(self.path / TEMPLATE):
+        with open_regular(self.path / TEMPLATE):
             return ChatTemplate.load(self.path / TEMPLATE)
 
     @property
@@ -127,11 +126,12 @@ class Folder:
         for name in sorted(files.keys() | wanted.keys()):
             if name not in wanted:
                 raise MismatchError(
-                    f"{self.path} has a {plain(name)[:80]}, but its contract has no digest of it; save the model again"
+                    f"{self.path} has a {printable(name)[:80]}, but its contract has no digest of it; "
+                    "save the model again"
                 )
             if name not in files:
                 raise MismatchError(
-                    f"{self.path} has no {plain(name)[:80]}, but its contract has a digest of it; copy it again"
+                    f"{self.path} has no {printable(name)[:80]}, but its contract has a digest of it; copy it again"
                 )
             if (found := digest(files[name])) != wanted[name]:
                 raise MismatchError(
@@ -141,6 +141,11 @@ class Folder:
 
     def _ask(self) -> tuple[Difference, ...]:
         contract = self.contract
+        if contract.witness is None:
+            raise MismatchError(
+                f"{self.path} was saved with digests only, so there is no witness to compare; "
+                "verify it at the level 'digests', or load it and save it with prove='witness'"
+            )
         with self.weights.opened() as read:
             found = check_witness(
                 self.path, contract.witness, contract.model, lambda name: read(self.places[name]), contract.tied
@@ -155,15 +160,15 @@ class Folder:
 def open_folder(path: str | Path, dtype: torch.dtype | None = None) -> Folder:
     """Read contract and headers of the folder at ``path``; ``dtype`` is only what the report calls a cast.
 
-    ``RUN/best``, ``RUN/last`` and a run's folder stand for its checkpoints (:mod:`~pellucid.checkpoints.pointers`).
+    ``RUN/best``, ``RUN/last`` and a run's folder stand for its checkpoints (:mod:`~pellucid.checkpoints.folder`).
     """
-    path = meant(path)
+    path = resolve_checkpoint_path(path)
     try:
         folder = _found(path)
     except OSError as error:
         way = "choose a folder that you may read" if isinstance(error, PermissionError) else "give another folder"
         raise CheckpointError(f"cannot read {str(path)[:200]}: {error.strerror or error}; {way}") from error
-    contract, changed = contracts.read_unsigned(folder / CONTRACT)
+    contract, changed = contracts.read_unverified(folder / CONTRACT)
     weights = read_weights(folder)
     report, places = _compare(contract, weights.header, _casts(folder, contract, dtype))
     return Folder(folder, contract, weights, report, places, changed)
@@ -225,7 +230,7 @@ def _casts(path: Path, contract: Contract, dtype: torch.dtype | None) -> dict[st
     if dtype is None:
         return {}
     try:
-        wide = wide_tensors(contract.model) if _laid_out(path, contract, dtype) else frozenset()
+        wide = float32_tensors(contract.model) if _laid_out(path, contract, dtype) else frozenset()
     except MismatchError:  # said when the folder is checked
         wide = frozenset()
     return {name: widened(dtype) if name in wide else dtype for name in contract.tensors}
@@ -237,7 +242,7 @@ def _blank(path: Path, contract: Contract) -> Model:
     model = _laid_out(path, contract, DTYPES.get(usual[0][0] if usual else "", torch.float32))
     _refuse_odd_types(path, contract, stored_tensors(model)[0])
     listed = {name: spec[spec.find("[") :] for name, spec in contract.tensors.items()} | ties(contract.tied)
-    if difference := first_difference(outline(model), listed):
+    if difference := first_difference(shapes_and_ties(model), listed):
         name, have, want = difference
         raise MismatchError(f"{path} contradicts itself: its model has {have} as {name!r}, its lists say {want}")
     return model
@@ -249,7 +254,7 @@ def _laid_out(path: Path, contract: Contract, dtype: torch.dtype) -> Model:
     if layers > tensors:
         raise MismatchError(f"{path} describes {layers} layers but only {tensors} tensors")
     try:
-        return blank_model(config, dtype)
+        return meta_model(config, dtype)
     except (InputError, RuntimeError, OverflowError) as error:  # sizes whose product no tensor can have
         raise MismatchError(f"{path} describes a model that cannot be laid out: {str(error)[:200]}") from error
 
@@ -263,3 +268,38 @@ def _refuse_odd_types(path: Path, contract: Contract, blanks: Mapping[str, Tenso
         if DTYPES.get(kind) != wanted:
             word = str(wanted).removeprefix("torch.")
             raise MismatchError(f"{path} lists {name[:80]!r} as {kind[:40]}, but wants {word}; save the model again")
+
+
+STEP = re.compile(r"step-[0-9]{8,12}\Z")
+INSIDE = "checkpoints"
+POINTERS = ("best", "last")
+
+
+def read_pointer(pointer: Path) -> Path | None:
+    """The checkpoint that the file ``RUN/best`` or ``RUN/last`` points to, None where there is no such file.
+
+    Raises:
+        CheckpointError: what the file holds is not the name of a step.
+    """
+    if not os.path.lexists(pointer):
+        return None
+    text = read(pointer, 1000).decode("utf-8", errors="replace").strip()[:100]
+    if not STEP.match(text):
+        raise CheckpointError(f"{pointer} holds {text!r}, which is not the name of a step such as step-00000200")
+    return pointer.parent / INSIDE / text
+
+
+def resolve_checkpoint_path(path: str | os.PathLike[str]) -> Path:
+    """The checkpoint folder that ``path`` stands for: of a run its best or, before any validation, its last.
+
+    What is neither a run nor a pointer of one is given back as it is.
+    """
+    path = folder_path(path)
+    try:
+        if path.name in POINTERS and not path.is_dir() and (path.parent / INSIDE).is_dir():
+            return read_pointer(path) or path
+        if (path / INSIDE).is_dir() and not (path / "pellucid.json").exists():
+            return read_pointer(path / "best") or read_pointer(path / "last") or path
+    except OSError:
+        pass  # whoever reads the folder says why it cannot be read
+    return path

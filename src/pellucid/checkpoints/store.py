@@ -5,27 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from pellucid.checkpoints.arguments import (
+from pellucid.checkpoints.contract import Contract, TextContract, config_of, contract_of, stored_tensors
+from pellucid.checkpoints.files import digest, new_folder
+from pellucid.checkpoints.fingerprint import check_live, witness_of
+from pellucid.checkpoints.folder import BESIDE, CONTRACT, TEMPLATE, TOKENIZER, Check, Folder, open_folder
+from pellucid.checkpoints.label_names import write_classes
+from pellucid.checkpoints.load_report import LoadReport
+from pellucid.checkpoints.tokenizer_fingerprint import tokenizer_fingerprint
+from pellucid.checkpoints.validate import (
+    device_of,
     float_type,
     folder_path,
+    repr_short,
     shard_size,
     template_of,
     tokenizer_of,
-    usable_device,
 )
-from pellucid.checkpoints.atomic import new_folder
-from pellucid.checkpoints.classes import write_classes
-from pellucid.checkpoints.contract import Contract, TextContract, contract_of, described, stored_tensors
-from pellucid.checkpoints.files import digest
-from pellucid.checkpoints.folder import BESIDE, CONTRACT, TEMPLATE, TOKENIZER, Check, Folder, open_folder
-from pellucid.checkpoints.report import LoadReport
-from pellucid.checkpoints.spoken import text_witness
 from pellucid.checkpoints.weights import SINGLE, write_weights
-from pellucid.checkpoints.witness import check_live, witness_of
 from pellucid.data.chat import ChatTemplate
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import CheckpointError
@@ -35,6 +36,9 @@ from pellucid.probe import Probe
 __all__ = ["CONTRACT", "TOKENIZER", "WEIGHTS", "Check", "Checkpoint", "digest", "load", "save", "write"]
 
 WEIGHTS = SINGLE
+
+Proof = Literal["witness", "digests"]
+"""What a saved folder can be verified by."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +66,16 @@ def save(
     chat_template: ChatTemplate | str | None = None,
     classes: Sequence[str] = (),
     max_shard_bytes: int | None = None,
+    prove: Proof = "witness",
 ) -> None:
     """Write ``model`` (and what its text needs) as a new folder. An existing target is refused, whatever it is.
 
     ``max_shard_bytes`` spreads the weights over files of that size, with an index. A chat template is tried on a few
     small chats first. ``classes`` names what a classifier's logits stand for.
+
+    ``prove="witness"`` computes what the weights give on the contract's probes and stores it, so that
+    ``check="witness"`` can compare it later. ``prove="digests"`` stores SHA-256 digests only, made while the files are
+    written: for checkpoints that a run writes often.
 
     Raises:
         CheckpointError: the target exists, the disk refuses, or the model is not what its config describes.
@@ -79,6 +88,7 @@ def save(
             chat_template=chat_template,
             classes=classes,
             max_shard_bytes=max_shard_bytes,
+            prove=prove,
         )
 
 
@@ -90,6 +100,7 @@ def write(
     chat_template: ChatTemplate | str | None = None,
     classes: Sequence[str] = (),
     max_shard_bytes: int | None = None,
+    prove: Proof = "witness",
 ) -> None:
     """Write a checkpoint's files into ``folder``, which the caller completes (see :func:`new_folder`).
 
@@ -97,23 +108,26 @@ def write(
     """
     most = shard_size(max_shard_bytes)  # refuse before the first byte
     tokenizer, template = tokenizer_of(tokenizer), template_of(chat_template)
-    config = described(model)
+    config = config_of(model)
     text = None if tokenizer is None else TextContract.of(tokenizer, config)
     stored, tied = stored_tensors(model)
-    held = {name: tensor.detach().cpu().contiguous() for name, tensor in stored.items()}
-    witness = witness_of(config, held.__getitem__, tied)
-    check_live(model, config, witness)
+    witness = None
+    if prove == "witness":
+        witness = witness_of(config, lambda name: stored[name].detach(), tied)
+        check_live(model, config, witness)
+    elif prove != "digests":
+        raise CheckpointError(f"prove is {repr_short(prove)}; choose witness or digests")
     if template is not None:
         _write_template(folder / TEMPLATE, template, tokenizer)
     elif (folder / TEMPLATE).exists():
         template = ChatTemplate.load(folder / TEMPLATE)
     if tokenizer is not None:
-        witness = witness.model_copy(update={"text": text_witness(tokenizer, template)})
+        if witness is not None:
+            witness = witness.model_copy(update={"text": tokenizer_fingerprint(tokenizer, template)})
         tokenizer.save(folder / TOKENIZER)
     write_classes(folder, classes, getattr(config.head, "num_labels", None))
-    names = write_weights(folder, held, most)
-    names += [name for name in BESIDE if (folder / name).exists()]
-    digests = {name: digest(folder / name) for name in names}
+    digests = write_weights(folder, stored, most)
+    digests |= {name: digest(folder / name) for name in BESIDE if (folder / name).exists()}
     contract = contract_of(model, config, text=text, digests=digests, witness=witness)
     (folder / CONTRACT).write_text(contract.to_text(), encoding="utf-8")
 
@@ -127,7 +141,7 @@ def load(
 ) -> Checkpoint:
     """Read a folder that :func:`save` wrote; its headers are held against the contract before a tensor is read.
 
-    ``dtype`` (one of :data:`~pellucid.checkpoints.arguments.DTYPES`, or its name) casts the weights, but those of
+    ``dtype`` (one of :data:`~pellucid.checkpoints.validate.DTYPES`, or its name) casts the weights, but those of
     routers never below float32; the report says which. ``check="digests"`` also hashes the weights, and
     ``check="witness"`` also asks the contract's probes (see :mod:`~pellucid.checkpoints.folder` for what that costs);
     without either, weights whose bytes were changed under headers that still fit are loaded as they are. On the CPU
@@ -139,7 +153,7 @@ def load(
         MismatchError: the folder is not what its contract says in another way; the base of these two.
         CheckpointError: the folder is incomplete or damaged; the base of all.
     """
-    kind, place = float_type(dtype), usable_device(device)
+    kind, place = float_type(dtype), device_of(device)
     folder = open_folder(path, kind)
     model, _ = folder.check(check)
     _fill(model if kind is None else model.to(kind), folder, place, kind)

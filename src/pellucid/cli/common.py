@@ -1,4 +1,4 @@
-"""What several verbs share: options, and text on its way to a terminal."""
+"""What several commands share: options, progress, output."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import typer
 Checkpoint = Annotated[
     str,
     typer.Argument(
-        metavar="CKPT", help="A checkpoint folder, or a run's: RUN, RUN/best, RUN/last.", show_default=False
+        metavar="CKPT", help="A checkpoint folder, or one of a run: RUN, RUN/best, RUN/last.", show_default=False
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")]
-NewTokens = Annotated[int, typer.Option(help="The most tokens to add.")]
+NewTokens = Annotated[int, typer.Option(help="The most tokens to generate.")]
 Temperature = Annotated[float, typer.Option(help="0 takes the most likely token; higher is more varied.")]
 TopK = Annotated[int | None, typer.Option(help="Keep this many most likely tokens.", show_default=False)]
 TopP = Annotated[float, typer.Option(help="Keep the fewest tokens whose probabilities sum to this.")]
 MinP = Annotated[float, typer.Option(help="Keep tokens this likely, relative to the most likely one.")]
-Seed = Annotated[int | None, typer.Option(help="Draw the same every time.", show_default=False)]
+Seed = Annotated[int | None, typer.Option(help="Seed for reproducible sampling.", show_default=False)]
 
 
 class Progress:
-    """What is going on, on one line of a terminal that is wiped at the end; elsewhere nothing."""
+    """The current step on one line of a terminal, cleared at the end; nothing where stderr is no terminal."""
 
     def __init__(self, silent: bool = False) -> None:
         self._shown = not silent and sys.stderr.isatty()
@@ -35,7 +35,7 @@ class Progress:
         return self
 
     def step(self, name: str) -> None:
-        """Say what has begun."""
+        """Show what has begun."""
         if self._shown:
             sys.stderr.write(f"\r\x1b[2K{printable(name)} …")
             sys.stderr.flush()
@@ -48,7 +48,7 @@ class Progress:
 
 @contextmanager
 def stdout_to_stderr() -> Iterator[None]:
-    """While inside, what somebody's code prints does not mix with our own output."""
+    """Inside, what foreign code prints goes to stderr and does not mix with our own output."""
     with redirect_stdout(sys.stderr):
         yield
 
@@ -58,8 +58,8 @@ def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
 
 
-def say(text: str) -> None:
-    """Text from a model, at once. A terminal gets no control characters: they could move its cursor."""
+def write(text: str) -> None:
+    """Write text from a model and flush. A terminal gets no control characters: they could move its cursor."""
     sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 

@@ -112,7 +112,7 @@ def _summary(config: TrainConfig, result: TrainResult, started: float) -> tuple[
 
 
 def _finish(out: Path, summary: dict[str, Any], report: AuditReport, as_json: bool) -> None:
-    from pellucid.checkpoints.atomic import write_text
+    from pellucid.checkpoints.files import write_text
     from pellucid.reports import show
 
     write_text(out / "summary.json", json.dumps(summary, indent=2, ensure_ascii=False) + "\n")

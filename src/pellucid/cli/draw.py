@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pellucid.visibility import Rule
 
 Part = Literal["", "encoder", "decoder", "cross"]
-"""Whose rules are drawn; nobody's, where no model was named."""
+"""Whose rules are drawn; empty where no model was named."""
 
 Target = Annotated[
     str,
@@ -111,7 +111,7 @@ def _stacks(target: str) -> list[tuple[Part, tuple[Rule, ...]]]:
 
 
 def _nearest_preset(target: str) -> str:
-    """A hint for who may have meant a preset."""
+    """A hint where a preset may have been meant."""
     from pellucid.models import presets
 
     near = nearest(target, presets.names())
@@ -122,10 +122,10 @@ def _config(target: str) -> ModelConfig | None:
     """The config that ``target`` names, if it is no rule."""
     if os.path.exists(target) and (os.path.isdir(target) or Path(target).name in ("best", "last")):
         from pellucid.checkpoints.contract import read_contract
-        from pellucid.checkpoints.pointers import meant
+        from pellucid.checkpoints.folder import resolve_checkpoint_path
         from pellucid.checkpoints.store import CONTRACT
 
-        return read_contract(meant(target) / CONTRACT).model
+        return read_contract(resolve_checkpoint_path(target) / CONTRACT).model
     if target.lower().endswith((".yaml", ".yml", ".json")):
         from pellucid.configfile import read_mapping
         from pellucid.models.config import ModelConfig

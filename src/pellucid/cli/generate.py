@@ -13,23 +13,23 @@ Prompts = Annotated[
     list[str],
     typer.Argument(
         metavar="PROMPT",
-        help="Texts to go on from, or for an encoder-decoder to read; - reads one from standard input.",
+        help="Texts to continue, or for an encoder-decoder to read; - reads one from standard input.",
         show_default=False,
     ),
 ]
 Stops = Annotated[
-    list[str] | None, typer.Option("--stop", help="End at this text; may be given again.", show_default=False)
+    list[str] | None, typer.Option("--stop", help="Stop at this text; can be repeated.", show_default=False)
 ]
-Penalty = Annotated[float, typer.Option(help="Above 1 tokens that were said already are less likely.")]
+Penalty = Annotated[float, typer.Option(help="Above 1, tokens that have occurred already become less likely.")]
 Beams = Annotated[
-    int | None, typer.Option(help="Search with so many beams instead of drawing tokens.", show_default=False)
+    int | None, typer.Option(help="Beam search with this many beams instead of sampling.", show_default=False)
 ]
-NBest = Annotated[int, typer.Option(help="With --beams: how many of the best to print.")]
-LengthPenalty = Annotated[float, typer.Option(help="With --beams: scores are summed log-probabilities / length**this.")]
-StartId = Annotated[
-    int | None, typer.Option(help="The token that an encoder-decoder's answer begins behind.", show_default=False)
+NBest = Annotated[int, typer.Option(help="With --num-beams: how many sequences to print.")]
+LengthPenalty = Annotated[
+    float, typer.Option(help="With --num-beams: scores are summed log-probabilities / length**this.")
 ]
-NoCache = Annotated[bool, typer.Option("--no-cache", help="Run the whole text again for each token: slow, and equal.")]
+StartId = Annotated[int | None, typer.Option(help="The decoder start token of an encoder-decoder.", show_default=False)]
+NoCache = Annotated[bool, typer.Option("--no-cache", help="Run the whole text for each token: slow, same result.")]
 
 
 def generate(
@@ -44,14 +44,14 @@ def generate(
     repetition_penalty: Penalty = 1.0,
     seed: common.Seed = None,
     stop: Stops = None,
-    beams: Beams = None,
-    n_best: NBest = 1,
+    num_beams: Beams = None,
+    num_return_sequences: NBest = 1,
     length_penalty: LengthPenalty = 1.0,
     start_id: StartId = None,
     no_cache: NoCache = False,
     as_json: common.Json = False,
 ) -> None:
-    """Go on from one or more prompts, or answer what an encoder-decoder reads.
+    """Continue one or more prompts, or decode what an encoder-decoder reads.
 
     \b
     Example:
@@ -59,57 +59,59 @@ def generate(
     """
     from pellucid.generation import BeamParams, GenerationParams
 
-    _refuse_unused(context, beams)
-    given = {name: context.params[name] for name in ("max_new_tokens", *(_DRAWING if beams is None else _SEARCHING))}
-    if beams is None:
+    _refuse_unused(context, num_beams)
+    given = {
+        name: context.params[name] for name in ("max_new_tokens", *(_SAMPLING if num_beams is None else _SEARCHING))
+    }
+    if num_beams is None:
         params: GenerationParams | BeamParams = GenerationParams(**{**given, "stop": tuple(stop or ())})
     else:
         params = BeamParams(**given)
     texts = [_standard_input() if prompt == "-" else prompt for prompt in prompts]
-    _answer(checkpoint, texts, params, as_json, start_id=start_id, use_cache=not no_cache)
+    _generate(checkpoint, texts, params, as_json, start_id=start_id, use_cache=not no_cache)
 
 
-_DRAWING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "stop")
-_SEARCHING = ("beams", "n_best", "length_penalty")
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "stop")
+_SEARCHING = ("num_beams", "num_return_sequences", "length_penalty")
 
 
-def _refuse_unused(context: typer.Context, beams: int | None) -> None:
-    """Options of drawing say nothing to a search, nor the other way round; none is left unheard."""
-    for name in _SEARCHING[1:] if beams is None else _DRAWING:
+def _refuse_unused(context: typer.Context, num_beams: int | None) -> None:
+    """Refuse options of sampling with --beams, and options of beam search without."""
+    for name in _SEARCHING[1:] if num_beams is None else _SAMPLING:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             option = f"--{name.replace('_', '-')}"
-            if beams is None:
-                raise typer.BadParameter(f"{option} is for a beam search; give --beams too")
-            raise typer.BadParameter(f"{option} is for drawing tokens, and --beams {beams} searches; leave out one")
+            if num_beams is None:
+                raise typer.BadParameter(f"{option} is for a beam search; give --num-beams too")
+            raise typer.BadParameter(f"{option} is for sampling, and --num-beams {num_beams} searches; leave out one")
 
 
-def _answer(checkpoint: str, texts: list[str], params: Any, as_json: bool, **asked: Any) -> None:
+def _generate(checkpoint: str, texts: list[str], params: Any, as_json: bool, **options: Any) -> None:
     from pellucid.checkpoints import load
     from pellucid.generation import BeamParams, generate_n_best, stream
     from pellucid.generation import generate as complete
-    from pellucid.generation.requests import reads_sources
+    from pellucid.generation.validate import reads_sources
 
     loaded = load(checkpoint)
-    before = ["" if reads_sources(loaded.model) else text for text in texts]  # an answer does not go on from a text
+    before = ["" if reads_sources(loaded.model) else text for text in texts]  # a decoder does not continue its source
     if isinstance(params, BeamParams):
-        found = generate_n_best(loaded, texts, params, **asked)
+        found = generate_n_best(loaded, texts, params, **options)
         if as_json:
             common.print_json(_ranked(texts, found))
         else:
-            _print_best(before, found, scores=params.n_best > 1)
+            _print_best(before, found, scores=params.num_return_sequences > 1)
     elif as_json:
-        drawn = complete(loaded, texts, params, **asked)
+        drawn = complete(loaded, texts, params, **options)
         common.print_json([{"prompt": t, **c.to_dict()} for t, c in zip(texts, drawn, strict=True)])
     elif len(texts) == 1:
-        pieces = stream(loaded, texts, params, **asked)
-        common.say(before[0])
+        pieces = stream(loaded, texts, params, **options)
+        common.write(before[0])
         for _, piece in pieces:
-            common.say(piece)
-        common.say("\n")
+            common.write(piece)
+        common.write("\n")
     else:
-        for text, completion in zip(before, complete(loaded, texts, params, **asked), strict=True):
-            common.say(f"{text}{completion.text}\n\n")
+        for text, completion in zip(before, complete(loaded, texts, params, **options), strict=True):
+            common.write(f"{text}{completion.text}\n\n")
 
 
 def _ranked(texts: list[str], found: list[list[Any]]) -> list[dict[str, Any]]:
@@ -121,13 +123,13 @@ def _ranked(texts: list[str], found: list[list[Any]]) -> list[dict[str, Any]]:
 
 
 def _print_best(before: list[str], found: list[list[Any]], scores: bool) -> None:
-    """The best of each prompt, behind their scores where there are several; an empty line after each prompt's."""
+    """The best of each prompt, after their scores where there are several; an empty line after each prompt."""
     for text, completions in zip(before, found, strict=True):
         for completion in completions:
             score = f"{completion.score:9.4f}  " if scores else ""
-            common.say(f"{score}{text}{completion.text}\n")
+            common.write(f"{score}{text}{completion.text}\n")
         if len(before) > 1:
-            common.say("\n")
+            common.write("\n")
 
 
 def _standard_input() -> str:

@@ -1,17 +1,17 @@
-"""``pellucid``: the verbs, and how their ends become exit codes.
+"""``pellucid``: the commands, and how they end: exit codes.
 
 ====  ======================================================================
 code  meaning
 ====  ======================================================================
 0     done
 1     a check failed (an audit found a leak, a training run had to stop)
-2     bad usage or input, or the system refused (no space, no permission)
-130   Ctrl-C; what had been written is whole
-141   the reader of the output went away
+2     bad usage or input, or the system failed (no space, no permission)
+130   Ctrl-C; files written before are whole
+141   the reader of the output closed it
 143   SIGTERM, likewise
 ====  ======================================================================
 
-A verb is a function in a file of its own, named in :data:`VERBS`. It imports what is heavy inside, so that
+A command is a function in a file of its own, listed in :data:`VERBS`. It imports what is heavy inside, so that
 ``pellucid --help`` starts without torch.
 """
 
@@ -56,7 +56,7 @@ app = typer.Typer(
 
 
 def _interruptible(verb: Callable[..., Any]) -> Callable[..., Any]:
-    """``verb``, saying so when Ctrl-C ends it; some typers would end without a word."""
+    """``verb`` with a message when Ctrl-C ends it; some versions of typer would end silently."""
 
     @functools.wraps(verb)
     def run_verb(**options: Any) -> Any:
@@ -116,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to flush at exit
         return 141
     except OSError as error:
-        return _end(2, f"error: {_refusal(error)}")
+        return _end(2, f"error: {_system_error(error)}")
     return code if isinstance(code, int) else 0
 
 
@@ -134,8 +134,8 @@ _WAYS_OUT = {
 }
 
 
-def _refusal(error: OSError) -> str:
-    """What the system refused, on one line."""
+def _system_error(error: OSError) -> str:
+    """An error of the operating system on one line, with the way out."""
     what = (error.strerror or str(error) or type(error).__name__).lower()
     name = f"{error.filename}: " if error.filename is not None else ""
     way = _WAYS_OUT.get(error.errno or 0)

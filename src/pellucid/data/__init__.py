@@ -2,15 +2,15 @@
 
 from pellucid.batch import IGNORED, Batch
 from pellucid.data.chat import PLAIN, ChatTemplate, encode_chat, encode_prompt
-from pellucid.data.examples import open_examples
-from pellucid.data.forms import Alike, Answered, Labelled, Paired, Prompted, Scored, Tagged
-from pellucid.data.labelled import Examples
+from pellucid.data.corpus import Corpus, Document, open_corpus, split_of
+from pellucid.data.examples import Examples
+from pellucid.data.load_examples import open_examples
 from pellucid.data.loader import Loader
 from pellucid.data.objectives import (
-    Ahead,
     Classification,
     Contrastive,
     MaskedLM,
+    MultiStepTarget,
     PrefixLM,
     Regression,
     SequenceToSequence,
@@ -20,37 +20,45 @@ from pellucid.data.objectives import (
     causal,
 )
 from pellucid.data.packing import pack
-from pellucid.data.special import MASK, sentinels
-from pellucid.data.store import TokenStore
-from pellucid.data.text import Corpus, Document, open_corpus, split_of
+from pellucid.data.schemas import (
+    ClassificationSchema,
+    PromptCompletionSchema,
+    QuestionAnsweringSchema,
+    RegressionSchema,
+    Seq2SeqSchema,
+    SimilarityPairSchema,
+    TokenClassificationSchema,
+)
+from pellucid.data.special_tokens import MASK, sentinels
+from pellucid.data.token_store import TokenStore
 from pellucid.data.tokenizer import Tokenizer
 
 __all__ = [
     "IGNORED",
     "MASK",
     "PLAIN",
-    "Ahead",
-    "Alike",
-    "Answered",
     "Batch",
     "ChatTemplate",
     "Classification",
+    "ClassificationSchema",
     "Contrastive",
     "Corpus",
     "Document",
     "Examples",
-    "Labelled",
     "Loader",
     "MaskedLM",
-    "Paired",
+    "MultiStepTarget",
     "PrefixLM",
-    "Prompted",
+    "PromptCompletionSchema",
+    "QuestionAnsweringSchema",
     "Regression",
-    "Scored",
+    "RegressionSchema",
+    "Seq2SeqSchema",
     "SequenceToSequence",
+    "SimilarityPairSchema",
     "Span",
     "SpanCorruption",
-    "Tagged",
+    "TokenClassificationSchema",
     "TokenLabelling",
     "TokenStore",
     "Tokenizer",

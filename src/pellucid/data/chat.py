@@ -16,9 +16,9 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from pellucid.data.files import lone_surrogate, plain, surrogate_at
+from pellucid.data.records import lone_surrogate, printable, surrogate_at
 from pellucid.data.sandbox import DEFAULT, Limits, render
-from pellucid.data.special import BEGIN, END, PAD
+from pellucid.data.special_tokens import BEGIN, END, PAD
 from pellucid.data.tokenizer import with_begin
 from pellucid.errors import InputError
 
@@ -63,7 +63,7 @@ class ChatEncoder(Encoder, Protocol):
         ...
 
 
-class Piece(NamedTuple):
+class TemplatePiece(NamedTuple):
     """Text that a template wrote; a special token has its id."""
 
     text: str
@@ -86,9 +86,11 @@ class ChatTemplate:
                 data = file.read(4 * limits.template + 1)
             return cls(data.decode("utf-8"), limits=limits)
         except OSError as error:
-            raise InputError(f"cannot read the chat template {plain(path)}: {error.strerror}") from error
+            raise InputError(f"cannot read the chat template {printable(path)}: {error.strerror}") from error
         except UnicodeDecodeError as error:
-            raise InputError(f"the chat template {plain(path)} is not UTF-8: byte {error.start}; convert it") from error
+            raise InputError(
+                f"the chat template {printable(path)} is not UTF-8: byte {error.start}; convert it"
+            ) from error
 
     def digest(self) -> str:
         """SHA-256 of the text, in hexadecimal."""
@@ -162,7 +164,7 @@ def _pieces(
     messages: Messages,
     add_generation_prompt: bool,
     variables: Mapping[str, str | bool],
-) -> Iterator[Piece]:
+) -> Iterator[TemplatePiece]:
     """What the template writes, cut at its special tokens; other text never is one."""
     ends = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id, "pad_token": tokenizer.pad_id}
     if taken := sorted(ends.keys() & variables.keys()):
@@ -171,7 +173,7 @@ def _pieces(
     marks = _Marks(tokenizer.special_ids, template.text + json.dumps(given, ensure_ascii=False))
     given |= {name: "" if id_ is None else marks.of_id[id_] for name, id_ in ends.items()}
 
-    def written(what: Mapping[str, Any]) -> Iterator[Piece]:
+    def written(what: Mapping[str, Any]) -> Iterator[TemplatePiece]:
         return marks.cut(render(template.text, what, marks.of_token, template.limits))
 
     pieces = list(written(given))
@@ -197,15 +199,15 @@ class _Marks:
         self._part = re.compile(f"[{first}{last}{''.join(each)}]")
         self.tokens = re.compile("|".join(map(re.escape, self.of_token)) or r"(?!)")
 
-    def cut(self, text: str) -> Iterator[Piece]:
+    def cut(self, text: str) -> Iterator[TemplatePiece]:
         """Pieces of ``text`` between its marks, and the special tokens that these stand for."""
         for number, part in enumerate(self._mark.split(text)):  # text, the middle of a mark, text, …
             if number % 2:
-                yield Piece(self.spelt[self._ids[part]], self._ids[part])
+                yield TemplatePiece(self.spelt[self._ids[part]], self._ids[part])
             elif self._part.search(part):
                 raise InputError("the chat template changes a special token after writing it; leave it as it is")
             elif part:
-                yield Piece(part)
+                yield TemplatePiece(part)
 
     def without_tokens(self, value: Any) -> Any:
         """``value`` in which no text spells a special token."""
@@ -228,7 +230,7 @@ def _absent(count: int, inputs: str) -> list[str]:
     return list(map(chr, found))
 
 
-def _refuse_composed(marks: _Marks, pieces: Sequence[Piece]) -> None:
+def _refuse_composed(marks: _Marks, pieces: Sequence[TemplatePiece]) -> None:
     """Refuse a template that writes special tokens in parts: they would become text, and not be what it means.
 
     What messages spell is no matter; so where they do, ``pieces`` are those of the same chat without that.

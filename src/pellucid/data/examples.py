@@ -1,73 +1,94 @@
-"""Labelled examples from JSON lines, Parquet or memory, tokenised and split by name like any corpus."""
+"""``Examples``: tokenized documents together with the labels of each, or of each of their tokens."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
-from pellucid.data.files import plain
-from pellucid.data.forms import Form, Labelled, Tagged
-from pellucid.data.labelled import Examples
-from pellucid.data.tables import Record, holds_records, read_records, there
-from pellucid.data.text import HELDOUT_SHARE, SPLITS, open_corpus, split_of
-from pellucid.data.tokenizer import Tokenizer
+import numpy as np
+
+from pellucid.batch import IGNORED
+from pellucid.data.packing import concat_ranges
+from pellucid.data.token_store import TokenStore
 from pellucid.errors import DataError
 
-Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str] | Mapping[str, Any]]
+COLUMNS = ("labels", "groups", "types")
 
 
-def open_examples(
-    source: Source,
-    form: Form,
-    tokenizer: Tokenizer,
-    *,
-    split: str = "train",
-    heldout_share: float = HELDOUT_SHARE,
-) -> Examples:
-    """The examples of one side of ``source``, for a :class:`~pellucid.data.Loader`.
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Documents with answers; a :class:`~pellucid.data.Loader` keeps each answer with its document.
 
-    ``source`` is a ``.jsonl`` or ``.parquet`` file, a glob pattern, a sequence of these, or one of mappings.
-    ``form`` says which fields records have and what they are for: :class:`Labelled`, :class:`Scored`,
-    :class:`Tagged`, :class:`Paired`, :class:`Prompted`, :class:`Alike` or :class:`Answered`. Classes that it does not
-    name are those of all records on both sides. Sides are ``train``, ``heldout`` and ``all``, by the hash of
-    a record's name (``file:line``, or its number in memory).
+    ``columns`` (any of labels, groups, types) have one entry a token of ``store``. ``targets`` has one a document,
+    as in :class:`~pellucid.data.Batch`. ``source`` holds what an encoder reads, document for document. ``together``
+    neighbours always share a row. Only documents that are not ``whole`` may be cut into pieces. ``classes`` names
+    the classes, in order.
     """
-    if split not in SPLITS:
-        raise DataError(f"split is {split!r}; choose train, heldout or all")
-    records = list(_records(source, form.fields, heldout_share))
-    chosen = [record for record in records if split in ("all", split_of(record.name, heldout_share))]
-    if not chosen:
-        raise DataError(
-            f"none of the {len(records)} examples falls into the {split} split (by name, heldout_share "
-            f"{heldout_share:g}); change heldout_share, or give more examples"
-        )
-    classes = tuple(getattr(form, "classes", ()))
-    return form.build(chosen, tokenizer, classes or _classes(form, records))
+
+    store: TokenStore
+    columns: Mapping[str, np.ndarray] = field(default_factory=dict)
+    targets: np.ndarray | None = None
+    source: TokenStore | None = None
+    together: int = 1
+    whole: bool = True
+    classes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        documents, tokens = len(self.store), len(self.store.tokens)
+        for name, column in self.columns.items():
+            if name not in COLUMNS:
+                raise DataError(f"there is no column {name!r}; choose from {', '.join(COLUMNS)}")
+            if column.shape != (tokens,):
+                raise DataError(f"{name} has shape {list(column.shape)}, but there are {tokens} tokens; give one each")
+        for name, given in (("targets", self.targets), ("source", self.source)):
+            if given is not None and len(given) != documents:
+                raise DataError(f"{name} has {len(given)} entries, but there are {documents} documents; give one each")
+        if documents % self.together:
+            raise DataError(f"{documents} documents do not make groups of {self.together}; leave none out")
+        if not self.whole and (self.targets is not None or self.source is not None or self.together > 1):
+            raise DataError("documents with targets, a source or partners cannot be cut into pieces; set whole")
+        if self.whole and not self.store.lengths.all():
+            number = int((self.store.lengths == 0).argmax())
+            raise DataError(f"document {self.store.name(number)!r} holds no token; leave it out with its answer")
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def digest(self) -> str:
+        """SHA-256 over ids, columns, targets and sources."""
+        parts = [self.store.digest(), f"{self.together} {self.whole}"]
+        arrays = {**self.columns, **({} if self.targets is None else {"targets": self.targets})}
+        for name, array in sorted(arrays.items()):
+            kind = "<f8" if array.dtype.kind == "f" else "<i8"
+            data = hashlib.sha256(array.astype(kind).tobytes()).hexdigest()
+            parts.append(f"{name} {kind} {list(array.shape)} {data}")
+        parts.append("" if self.source is None else self.source.digest())
+        return hashlib.sha256("\n".join(["pellucid examples 1", *parts]).encode()).hexdigest()
+
+    def cut(self, length: int, source_length: int | None = None) -> Examples:
+        """Each document down to its first ``length`` tokens, and each source to ``source_length``.
+
+        A span (``targets`` ``[C, 2]``) that is no longer wholly there becomes :data:`IGNORED`, twice.
+        Groups share a row, so each of their documents gets its part of ``length``.
+        """
+        store, kept = _truncated(self.store, length // self.together)
+        source = self.source
+        if source is not None and source_length is not None:
+            source, _ = _truncated(source, source_length)
+        targets = self.targets
+        if targets is not None and targets.dtype.kind == "i" and targets.ndim == 2:
+            lost = targets[:, 1] >= store.lengths
+            targets = np.where(lost[:, None], IGNORED, targets)
+        columns = {name: column[kept] for name, column in self.columns.items()}
+        return replace(self, store=store, columns=columns, targets=targets, source=source)
 
 
-def _records(source: Source, fields: Sequence[str], heldout_share: float) -> Iterator[Record]:
-    items = [source] if isinstance(source, str | os.PathLike) else list(source)
-    paths = [item for item in items if not isinstance(item, Mapping)]
-    for file in open_corpus(paths, heldout_share=heldout_share).files if paths or not items else ():
-        if not holds_records(file):
-            raise DataError(f"{plain(file.path)} is no file of examples; give .jsonl or .parquet, one record each")
-        yield from read_records(file, fields, lambda name: True)
-    for number, item in enumerate(item for item in items if isinstance(item, Mapping)):
-        where = f"record {number}"
-        yield Record(str(number), where, {field: item[field] for field in there(where, fields, list(item))})
-
-
-def _classes(form: Form, records: Sequence[Record]) -> tuple[str, ...]:
-    """Every class that is met: numbers by size, texts by letters."""
-    met = {name for record in records for name in form.named(record)}
-    if twice := sorted(name for name in met if isinstance(name, str) and name in {str(n) for n in met if n != name}):
-        raise DataError(
-            f"the class {plain(twice[0])!r} is met as a number and as text, which no list of names can tell apart; "
-            "write it in one way"
-        )
-    if isinstance(form, Labelled | Tagged) and len(met) < 2:
-        only = ", ".join(plain(name) for name in met) or "none"
-        raise DataError(f"the examples have a single class or none ({only}), so there is nothing to tell apart")
-    numbers = sorted(name for name in met if isinstance(name, int))
-    return (*map(str, numbers), *sorted(name for name in met if isinstance(name, str)))
+def _truncated(store: TokenStore, length: int) -> tuple[TokenStore, np.ndarray]:
+    """The store with documents of at most ``length`` tokens, and which of its tokens are left."""
+    if length < 1:
+        raise DataError(f"documents cannot be cut to {length} tokens; keep 1 or more")
+    sizes = np.minimum(store.lengths, length)
+    kept, _ = concat_ranges(store.bounds[:-1], sizes)
+    bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+    return replace(store, tokens=store.tokens[kept], bounds=bounds), kept

@@ -18,13 +18,12 @@ import numpy as np
 import torch
 
 from pellucid.batch import Batch
-from pellucid.data.labelled import Examples
+from pellucid.data.corpus import Corpus
+from pellucid.data.examples import Examples
 from pellucid.data.objectives import Objective, causal
-from pellucid.data.objectives.signature import description, overlap_of
-from pellucid.data.packing import Piece, cut, whole
-from pellucid.data.rows import lay, ranges
-from pellucid.data.store import Progress, TokenStore
-from pellucid.data.text import Corpus
+from pellucid.data.objectives.base import describe, overlap_of
+from pellucid.data.packing import DocumentSlice, assemble_rows, concat_ranges, pack_split, pack_whole
+from pellucid.data.token_store import Progress, TokenStore
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import ConfigError, DataError
 
@@ -33,7 +32,7 @@ _SHUFFLED, _IN_ORDER = 0, 1
 
 
 class Loader:
-    """An iterator of :class:`Batch`: ``next(loader)`` for ever, or :meth:`once` for one pass in order.
+    """An iterator of :class:`Batch`: ``next(loader)`` for ever, or :meth:`one_epoch` for one pass in order.
 
     ``documents`` are lists of ids, a :class:`TokenStore`, or :class:`Examples`, whose labels, targets and sources
     stay with their documents. Rows have ``length`` slots, and those of sources ``source_length``.
@@ -74,20 +73,20 @@ class Loader:
         if self.examples.source is not None:
             stream += f" {self._source_shape[1]}"
         if objective is not causal:
-            stream += f" {description(objective)}"
+            stream += f" {describe(objective)}"
         self._data = hashlib.sha256(stream.encode()).hexdigest()
 
-    def _plan(self, join: bool, overlap: int) -> Iterator[list[Piece]]:
+    def _plan(self, join: bool, overlap: int) -> Iterator[list[DocumentSlice]]:
         """Which pieces lie in which row."""
         examples, (_, length) = self.examples, self._shape
         if not examples.whole:
-            return cut(examples.store.lengths.tolist(), length, join=join, overlap=overlap)
+            return pack_split(examples.store.lengths.tolist(), length, join=join, overlap=overlap)
         stores, room = [examples.store], [length]
         if examples.source is not None:
             stores.append(examples.source)
             room.append(self._source_shape[1])
         sizes = list(zip(*(store.lengths.tolist() for store in stores), strict=True))
-        return whole(sizes, tuple(room), join=join, together=examples.together)
+        return pack_whole(sizes, tuple(room), join=join, together=examples.together)
 
     @classmethod
     def from_corpus(
@@ -155,7 +154,7 @@ class Loader:
         pieces = np.concatenate([np.arange(self._row[r], self._row[r + 1]) for r in self._rows_of(last)])
         return [self.store.name(document) for document in dict.fromkeys(self._document[pieces].tolist())]
 
-    def once(self) -> Iterator[Batch]:
+    def one_epoch(self) -> Iterator[Batch]:
         """Each row of all ranks once, in order and unshuffled; the stream stays where it is.
 
         Every rank gives the same number of batches of one shape: rows missing at the end are padding.
@@ -184,12 +183,16 @@ class Loader:
         """These rows, then rows of padding, as a labelled batch."""
         examples = self.examples
         held = self._row[rows + 1] - self._row[rows]
-        pieces, _ = ranges(self._row[rows], held)
+        pieces, _ = concat_ranges(self._row[rows], held)
         document = self._document[pieces]
-        batch = lay(self.store.tokens, examples.columns, self._start[pieces], self._size[pieces], held, self._shape)
+        batch = assemble_rows(
+            self.store.tokens, examples.columns, self._start[pieces], self._size[pieces], held, self._shape
+        )
         if examples.source is not None:
             begins, sizes = examples.source.bounds[document], examples.source.lengths[document]
-            batch = replace(batch, source=lay(examples.source.tokens, {}, begins, sizes, held, self._source_shape))
+            batch = replace(
+                batch, source=assemble_rows(examples.source.tokens, {}, begins, sizes, held, self._source_shape)
+            )
         if examples.targets is not None:
             batch = replace(batch, targets=torch.from_numpy(examples.targets[document]))
         seed = np.random.SeedSequence([self.seed, *draw, self.rank]).generate_state(1, np.uint64)

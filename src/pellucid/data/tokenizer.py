@@ -19,9 +19,9 @@ from typing import Any
 from tokenizers import Tokenizer as _Backend
 from tokenizers import decoders, pre_tokenizers
 
-from pellucid.data.files import lone_surrogate, plain
-from pellucid.data.special import BEGIN, END, PAD, UNKNOWN, USUAL_NAMES, in_order
-from pellucid.data.vocabulary import Kind, learn, settled
+from pellucid.data.records import lone_surrogate, printable
+from pellucid.data.special_tokens import BEGIN, END, PAD, UNKNOWN, USUAL_NAMES, in_order
+from pellucid.data.tokenizer_training import Kind, canonicalize, train_tokenizer
 from pellucid.errors import DataError, UnsupportedError
 
 _LARGEST_FILE = 256 << 20
@@ -51,7 +51,7 @@ class Tokenizer:
     """
 
     def __init__(self, backend: _Backend) -> None:
-        backend = settled(backend)
+        backend = canonicalize(backend)
         backend.encode_special_tokens = True  # "<|end|>" in somebody's text is seven ordinary bytes
         backend.no_truncation()
         backend.no_padding()
@@ -82,7 +82,7 @@ class Tokenizer:
             if len(pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(name)) < 2:
                 raise DataError(
                     f"the special token {name!r} is spelt like ordinary text, which could forge it; "
-                    f"give it brackets, as in '<|{plain(name)}|>'"
+                    f"give it brackets, as in '<|{printable(name)}|>'"
                 )
         seen = 0
 
@@ -93,12 +93,12 @@ class Tokenizer:
                 yield text
 
         try:
-            backend = learn(kind, checked(), vocab_size, [BEGIN, END, PAD, *special_tokens], UNKNOWN)
+            backend = train_tokenizer(kind, checked(), vocab_size, [BEGIN, END, PAD, *special_tokens], UNKNOWN)
         except DataError:
             raise
         except Exception as error:
             raise DataError(
-                f"no {kind} vocabulary of {vocab_size} was found ({plain(error)}); raise vocab_size"
+                f"no {kind} vocabulary of {vocab_size} was found ({printable(error)}); raise vocab_size"
             ) from error
         if not seen:
             raise DataError("there is no text to train a tokenizer on; give one that is not empty")
@@ -110,7 +110,7 @@ class Tokenizer:
         return in_order(self.special_ids)
 
     @cached_property
-    def begins_word(self) -> tuple[bool, ...]:
+    def word_starts(self) -> tuple[bool, ...]:
         """For each id, whether a word begins with it, as far as a token alone can say.
 
         A byte-level token continues a word if its first byte is a letter, a digit, ``_`` or not ASCII (spaces belong
@@ -159,7 +159,7 @@ class Tokenizer:
                 self._refuse_forged(ids)
         return result
 
-    def encode_with_places(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """:meth:`encode`, and for each id the characters ``start … stop-1`` of ``text`` that it stands for."""
         encoded = self._backend.encode(_checked(text), add_special_tokens=False)
         if not self._byte_level:
@@ -246,12 +246,12 @@ class Tokenizer:
         except OSError as error:
             with contextlib.suppress(OSError):
                 temporary.unlink()
-            raise DataError(f"cannot write the tokenizer to {plain(target)}: {error.strerror}") from error
+            raise DataError(f"cannot write the tokenizer to {printable(target)}: {error.strerror}") from error
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Tokenizer:
         """Read a ``tokenizer.json``, ours or another's; special tokens are found by their usual names."""
-        where = plain(path)
+        where = printable(path)
         try:
             if Path(path).is_dir():
                 raise DataError(f"{where} is a directory; name the tokenizer.json in it")
@@ -264,7 +264,7 @@ class Tokenizer:
         try:
             return cls._from_json(data.decode("utf-8"))
         except ValueError as error:
-            raise DataError(f"{where} is not a whole tokenizer.json ({plain(error)}); copy it again") from error
+            raise DataError(f"{where} is not a whole tokenizer.json ({printable(error)}); copy it again") from error
 
     @classmethod
     def _from_json(cls, text: str) -> Tokenizer:

@@ -1,9 +1,10 @@
 """Beam search: several unfinished sequences of each prompt at once, and the best finished ones in the end.
 
-After each step the ``beams`` best unfinished sequences of a prompt, by the sum of their log-probabilities, go on; an
-ending counts when its sum is among the ``beams`` best of its step, ended or not. A prompt is done when it has
-``n_best`` finished sequences and no unfinished one can overtake the last of them under the length penalty, whatever
-its sign: log-probabilities are never positive, so a sum can only fall while the penalty takes a known range.
+After each step the ``num_beams`` best unfinished sequences of a prompt, by the sum of their log-probabilities, are
+continued; an ending counts when its sum is among the ``num_beams`` best of its step, ended or not. A prompt is done
+when it has ``num_return_sequences`` finished sequences and no unfinished one can overtake the last of them under the
+length penalty, whatever its sign: log-probabilities are never positive, so a sum can only fall while the penalty takes
+a known range.
 
 Ties: equal sums rank by the unfinished sequence that they go on from, the better one first, then by token id, lower
 first; of equal scores the sequence that ended earlier comes first, then that of the better rank.
@@ -18,10 +19,10 @@ import torch
 from torch import nn
 
 from pellucid.generation.decode import FinishReason, Generated
+from pellucid.generation.model_runner import ModelRunner
 from pellucid.generation.params import BeamParams
-from pellucid.generation.passes import Passes
-from pellucid.generation.requests import Ids, check_lists, check_requests
 from pellucid.generation.sampling import checked, nothing_possible
+from pellucid.generation.validate import Ids, check_lists, check_requests
 from pellucid.shapes import Float, Tensor
 
 
@@ -41,7 +42,7 @@ def beam_search(
     use_cache: bool = True,
     vocab_size: int | None = None,
 ) -> list[list[Hypothesis]]:
-    """For each prompt the ``n_best`` sequences, best first: fewer only where there are not so many.
+    """For each prompt the ``num_return_sequences`` sequences, best first: fewer only where there are not so many.
 
     Arguments are those of :func:`~pellucid.generation.decode.decode`, as are the checks before anything is computed.
     A prompt's result does not depend on its batch mates: one that is done leaves the batch, and the others keep
@@ -52,7 +53,7 @@ def beam_search(
     size = check_requests(model, prompts, each, sources, vocab_size=vocab_size, use_cache=use_cache)
     if not prompts:
         return []
-    passes = Passes(model, prompts, sources, new=params.max_new_tokens, use_cache=use_cache)
+    passes = ModelRunner(model, prompts, sources, new=params.max_new_tokens, use_cache=use_cache)
     searches = [_Search(list(prompt), params) for prompt in prompts]
     while rows := [row for search in searches for row in search.rows()]:
         logprobs_RV = _log_probabilities(passes.next_logits(rows)[:, :size])
@@ -94,18 +95,18 @@ class _Search:
 
     def step(self, logprobs_KV: Float[Tensor, "K V"]) -> list[int]:
         """Take a token. The answer says which of the old beams each new one goes on from."""
-        stop_ids = list(self.params.stop_ids)
+        stop_token_ids = list(self.params.stop_token_ids)
         if self.new < self.params.min_new_tokens:
-            logprobs_KV = _without(logprobs_KV, stop_ids)
+            logprobs_KV = _without(logprobs_KV, stop_token_ids)
         self.new += 1
         last = self.new == self.params.max_new_tokens
         totals_KV = torch.tensor([beam.total for beam in self.beams], dtype=torch.float64)[:, None] + logprobs_KV
-        for origin, token in _best(totals_KV, self.params.beams):
-            if last or token in stop_ids:
-                self._finish(self._grown(origin, token, logprobs_KV, totals_KV), token in stop_ids)
-        ahead = [] if last else _best(_without(totals_KV, stop_ids), self.params.beams)
+        for origin, token in _best(totals_KV, self.params.num_beams):
+            if last or token in stop_token_ids:
+                self._finish(self._grown(origin, token, logprobs_KV, totals_KV), token in stop_token_ids)
+        ahead = [] if last else _best(_without(totals_KV, stop_token_ids), self.params.num_beams)
         if not ahead and not self.finished:
-            raise nothing_possible(len(stop_ids))
+            raise nothing_possible(len(stop_token_ids))
         beams = [self._grown(origin, token, logprobs_KV, totals_KV) for origin, token in ahead]
         if self._is_settled(beams):
             beams, ahead = [], []
@@ -120,11 +121,11 @@ class _Search:
         score = beam.total / self.params.penalty(self.new)
         self.finished.append(Hypothesis(list(beam.tokens), list(beam.logprobs), reason, score))
         self.finished.sort(key=lambda hypothesis: -hypothesis.score)  # stable: of equals the earlier comes first
-        del self.finished[self.params.n_best :]
+        del self.finished[self.params.num_return_sequences :]
 
     def _is_settled(self, beams: list[_Beam]) -> bool:
         """Whether no beam can overtake. A sum only falls, so it ends best with the largest penalty still to come."""
-        if not beams or len(self.finished) < self.params.n_best:
+        if not beams or len(self.finished) < self.params.num_return_sequences:
             return False
         most = self.params.max_new_tokens
         soonest = min(max(self.new, self.params.min_new_tokens) + 1, most)

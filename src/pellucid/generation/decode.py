@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from pellucid.errors import InputError
+from pellucid.generation.model_runner import ModelRunner
 from pellucid.generation.params import GenerationParams
-from pellucid.generation.passes import Passes
-from pellucid.generation.requests import Ids, check_lists, check_requests
-from pellucid.generation.sampling import Choice, choose
+from pellucid.generation.sampling import SampledToken, sample
+from pellucid.generation.validate import Ids, check_lists, check_requests
 from pellucid.shapes import Tensor
 
 FinishReason = Literal["stop", "length"]
@@ -42,7 +42,7 @@ class Generated:
 
 
 @dataclass
-class _Row:
+class SequenceState:
     """One request on its way. Its random numbers are its own: batch mates never change them."""
 
     tokens: list[int]
@@ -54,12 +54,12 @@ class _Row:
     live: bool = True
 
     @classmethod
-    def begin(cls, prompt: Ids, params: GenerationParams) -> _Row:
-        return cls(list(prompt), params, _generator(params.seed), set(prompt if params.penalise_prompt else ()))
+    def begin(cls, prompt: Ids, params: GenerationParams) -> SequenceState:
+        return cls(list(prompt), params, _generator(params.seed), set(prompt if params.penalize_prompt else ()))
 
-    def choose(self, logits_V: Tensor) -> Choice:
-        held_back = self.params.stop_ids if self.new < self.params.min_new_tokens else ()
-        return choose(logits_V, self.params, self.generator, forbidden=held_back, seen=self.seen)
+    def sample(self, logits_V: Tensor) -> SampledToken:
+        held_back = self.params.stop_token_ids if self.new < self.params.min_new_tokens else ()
+        return sample(logits_V, self.params, self.generator, forbidden=held_back, seen=self.seen)
 
     def take(self, token: int, ends: bool) -> FinishReason | None:
         self.tokens.append(token)
@@ -97,13 +97,13 @@ def decode(
     size = check_requests(model, tokens, each, sources, vocab_size=vocab_size, use_cache=use_cache)
     texts = next((own.stop for own in each if own.stop and ends_row is None), ())
     if texts:
-        raise InputError(f"stop texts {list(texts)} need text; call generate or stream, or use stop_ids")
+        raise InputError(f"stop texts {list(texts)} need text; call generate or stream, or use stop_token_ids")
     return _steps(model, rows, sources, size, use_cache, ends_row)
 
 
 def _steps(
     model: nn.Module,
-    rows: list[_Row],
+    rows: list[SequenceState],
     sources: Sequence[Ids] | None,
     size: int,
     use_cache: bool,
@@ -112,20 +112,20 @@ def _steps(
     if not rows:
         return
     most = max(row.params.max_new_tokens for row in rows)
-    passes = Passes(model, [row.tokens for row in rows], sources, new=most, use_cache=use_cache)
+    passes = ModelRunner(model, [row.tokens for row in rows], sources, new=most, use_cache=use_cache)
     while any(row.live for row in rows):  # a finished row is padding
         logits_BV = passes.next_logits([row.tokens if row.live else [] for row in rows])
         yield _step(rows, logits_BV[:, :size], ends_row)
 
 
-def _step(rows: list[_Row], logits_BV: Tensor, ends_row: EndsRow | None) -> StepResult:
+def _step(rows: list[SequenceState], logits_BV: Tensor, ends_row: EndsRow | None) -> StepResult:
     results: list[tuple[int | None, float | None, FinishReason | None]] = []
     for index, row in enumerate(rows):
         if not row.live:
             results.append((None, None, None))
             continue
-        token, logprob = row.choose(logits_BV[index])
-        ends = token in row.params.stop_ids or (ends_row is not None and ends_row(index, token))
+        token, logprob = row.sample(logits_BV[index])
+        ends = token in row.params.stop_token_ids or (ends_row is not None and ends_row(index, token))
         results.append((token, logprob, row.take(token, ends)))
     tokens, logprobs, finished = zip(*results, strict=True)
     return StepResult(tokens, logprobs, finished)
@@ -158,12 +158,12 @@ def generate_ids(
 # ------------------------------------------------------------------------------ before anything is computed
 
 
-def _rows(prompts: Sequence[Ids], params: GenerationParams | Sequence[GenerationParams]) -> list[_Row]:
+def _rows(prompts: Sequence[Ids], params: GenerationParams | Sequence[GenerationParams]) -> list[SequenceState]:
     check_lists("prompts", prompts)
     each = [params] * len(prompts) if isinstance(params, GenerationParams) else list(params)
     if len(each) != len(prompts):
         raise InputError(f"{len(each)} params for {len(prompts)} prompts; give one for all or one a prompt")
-    return [_Row.begin(prompt, own) for prompt, own in zip(prompts, each, strict=True)]
+    return [SequenceState.begin(prompt, own) for prompt, own in zip(prompts, each, strict=True)]
 
 
 def _generator(seed: int | None) -> torch.Generator:

@@ -7,12 +7,12 @@ from typing import Any
 
 from pellucid.generation.beam import Hypothesis, beam_search
 from pellucid.generation.completion import ScoredCompletion
+from pellucid.generation.inputs import HasModelAndTokenizer, Prompt, Tokenizer, model_inputs, refuse_beside, with_end
 from pellucid.generation.params import BeamParams
-from pellucid.generation.prompts import Prompt, Speaker, Tokenizer, asked, refuse_beside, with_end
 
 
 def generate_n_best(
-    checkpoint: Speaker,
+    checkpoint: HasModelAndTokenizer,
     prompts: Sequence[Prompt],
     params: BeamParams | None = None,
     *,
@@ -20,14 +20,14 @@ def generate_n_best(
     use_cache: bool = True,
     **fields: Any,
 ) -> list[list[ScoredCompletion]]:
-    """For each prompt its ``n_best`` completions, best first. ``fields`` are those of :class:`BeamParams`.
+    """For each prompt ``num_return_sequences`` completions, best first. ``fields`` are those of :class:`BeamParams`.
 
     The tokenizer's end-of-text token ends a sequence. For an encoder–decoder the texts are sources, and its decoder
     begins with ``start_id`` (None: the tokenizer's begin token).
     """
     refuse_beside(params, fields)
     given = BeamParams(**fields) if params is None else params
-    ask = asked(checkpoint, prompts, start_id)
+    ask = model_inputs(checkpoint, prompts, start_id)
     full = with_end(given, ask.tokenizer.eos_id)
     found = beam_search(
         checkpoint.model, ask.prompts, full, sources=ask.sources, use_cache=use_cache, vocab_size=ask.vocab_size

@@ -19,19 +19,19 @@ from pellucid.shapes import Bool, Float, Tensor
 _ROUNDING = 1e-6  # a sum this close below p has reached it: float32 logits cannot say more
 
 
-class Choice(NamedTuple):
+class SampledToken(NamedTuple):
     """A token and its log-probability: the model's own, at temperature 1 and before any filter."""
 
     token: int
     logprob: float
 
 
-def keep_top_k(logits_BV: Float[Tensor, "B V"], k: int) -> Bool[Tensor, "B V"]:
+def top_k_mask(logits_BV: Float[Tensor, "B V"], k: int) -> Bool[Tensor, "B V"]:
     """The ``k`` most likely tokens, exactly ``k`` of them where there are so many."""
     return _first_ranked(logits_BV, torch.arange(logits_BV.shape[1], device=logits_BV.device) < k)
 
 
-def keep_top_p(logits_BV: Float[Tensor, "B V"], p: float) -> Bool[Tensor, "B V"]:
+def top_p_mask(logits_BV: Float[Tensor, "B V"], p: float) -> Bool[Tensor, "B V"]:
     """The fewest most likely tokens whose probabilities sum to ``p``: at least one, and for ``p = 1`` all."""
     if p >= 1:
         return torch.ones_like(logits_BV, dtype=torch.bool)
@@ -42,7 +42,7 @@ def keep_top_p(logits_BV: Float[Tensor, "B V"], p: float) -> Bool[Tensor, "B V"]
     return _first_ranked(logits_BV, keep_BV)
 
 
-def keep_min_p(logits_BV: Float[Tensor, "B V"], p: float) -> Bool[Tensor, "B V"]:
+def min_p_mask(logits_BV: Float[Tensor, "B V"], p: float) -> Bool[Tensor, "B V"]:
     """Tokens at least ``p`` times as likely as the most likely one."""
     likelihood_BV = probabilities(logits_BV)
     return likelihood_BV >= p * likelihood_BV.amax(1, keepdim=True)
@@ -53,26 +53,26 @@ def probabilities(logits_BV: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
     return logits_BV.double().softmax(1)
 
 
-def choose(
+def sample(
     logits_V: Float[Tensor, " V"],
     params: GenerationParams,
     generator: torch.Generator,
     *,
     forbidden: tuple[int, ...] = (),
     seen: Collection[int] = (),
-) -> Choice:
+) -> SampledToken:
     """The next token of one request. Draws one number from ``generator``, or none when greedy.
 
-    Tokens of ``forbidden`` do not come; those of ``seen`` are penalised as ``params`` says.
+    Tokens of ``forbidden`` do not come; those of ``seen`` are penalized as ``params`` says.
     """
     logits_BV = checked(logits_V[None])
     allowed_BV = logits_BV > -torch.inf
     allowed_BV[:, list(forbidden)] = False
     if not bool(allowed_BV.any()):
         raise nothing_possible(len(forbidden))
-    penalised_BV = penalised(logits_BV, seen, params.repetition_penalty)
-    token = _pick(penalised_BV.masked_fill(~allowed_BV, -torch.inf), params, generator)
-    return Choice(token, float(logits_BV.log_softmax(1)[0, token]))
+    penalized_BV = apply_repetition_penalty(logits_BV, seen, params.repetition_penalty)
+    token = _pick(penalized_BV.masked_fill(~allowed_BV, -torch.inf), params, generator)
+    return SampledToken(token, float(logits_BV.log_softmax(1)[0, token]))
 
 
 def checked(logits_BV: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
@@ -88,7 +88,9 @@ def nothing_possible(held_back: int) -> InputError:
     return InputError(f"no token may be chosen: {held_back} stop ids are held back; lower min_new_tokens")
 
 
-def penalised(logits_BV: Float[Tensor, "B V"], seen: Collection[int], penalty: float) -> Float[Tensor, "B V"]:
+def apply_repetition_penalty(
+    logits_BV: Float[Tensor, "B V"], seen: Collection[int], penalty: float
+) -> Float[Tensor, "B V"]:
     """Logits of the tokens ``seen``: divided by ``penalty`` where positive, multiplied where negative."""
     if penalty == 1 or not seen:
         return logits_BV
@@ -105,9 +107,9 @@ def _pick(logits_BV: Tensor, params: GenerationParams, generator: torch.Generato
     # Subtracting the largest first keeps the quotient from overflowing at any temperature.
     logits_BV = (logits_BV - logits_BV.amax(1, keepdim=True)) / params.temperature
     if params.top_k is not None:
-        logits_BV = _only(logits_BV, keep_top_k(logits_BV, params.top_k))
-    logits_BV = _only(logits_BV, keep_top_p(logits_BV, params.top_p))
-    logits_BV = _only(logits_BV, keep_min_p(logits_BV, params.min_p))
+        logits_BV = _only(logits_BV, top_k_mask(logits_BV, params.top_k))
+    logits_BV = _only(logits_BV, top_p_mask(logits_BV, params.top_p))
+    logits_BV = _only(logits_BV, min_p_mask(logits_BV, params.min_p))
     return draw(probabilities(logits_BV)[0], generator)
 
 

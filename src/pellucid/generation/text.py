@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 from pellucid.errors import InputError
 from pellucid.generation.completion import Completion
 from pellucid.generation.decode import FinishReason, StepResult, decode
+from pellucid.generation.inputs import HasModelAndTokenizer, Prompt, model_inputs, refuse_beside, with_end
 from pellucid.generation.n_best import generate_n_best
 from pellucid.generation.params import BeamParams, GenerationParams
-from pellucid.generation.prompts import Prompt, Speaker, asked, refuse_beside, with_end
 
 Params = GenerationParams | BeamParams | Sequence[GenerationParams]
 
 
-class Piece(NamedTuple):
+class TextChunk(NamedTuple):
     """A piece of the text of one row, as soon as it is certain."""
 
     row: int
@@ -74,7 +74,7 @@ class TextStream:
 
 
 def generate(
-    checkpoint: Speaker,
+    checkpoint: HasModelAndTokenizer,
     prompts: Sequence[Prompt],
     params: Params | None = None,
     *,
@@ -84,37 +84,37 @@ def generate(
 ) -> list[Completion]:
     """Complete each prompt. ``fields`` are those of :class:`GenerationParams`, in place of ``params``.
 
-    With ``beams`` among them, or :class:`BeamParams`, each completion is the best that a beam search finds. For an
+    With ``num_beams`` among them, or :class:`BeamParams`, each completion is the best that a beam search finds. For an
     encoder–decoder the texts are sources, and its decoder begins with ``start_id`` (None: the tokenizer's begin
     token). The tokenizer's end-of-text token ends a row. Rows with one seed draw alike: for several different
     completions of one prompt, give each its own ``params``.
     """
-    if isinstance(params, BeamParams) or "beams" in fields:
+    if isinstance(params, BeamParams) or "num_beams" in fields:
         return _best(checkpoint, prompts, params, start_id, use_cache, fields)
-    run = _Run(checkpoint, prompts, params, start_id, use_cache, fields)
+    run = TextGeneration(checkpoint, prompts, params, start_id, use_cache, fields)
     for _ in run:
         pass
     return run.completions()
 
 
 def stream(
-    checkpoint: Speaker,
+    checkpoint: HasModelAndTokenizer,
     prompts: Sequence[Prompt],
     params: Params | None = None,
     *,
     start_id: int | None = None,
     use_cache: bool = True,
     **fields: Any,
-) -> Iterator[Piece]:
+) -> Iterator[TextChunk]:
     """:func:`generate`, giving ``(row, text)`` as soon as it is certain; a row's texts join to the same.
 
     A beam search knows no text before its end, so there is none here.
     """
-    return iter(_Run(checkpoint, prompts, params, start_id, use_cache, fields))
+    return iter(TextGeneration(checkpoint, prompts, params, start_id, use_cache, fields))
 
 
 def _best(
-    checkpoint: Speaker,
+    checkpoint: HasModelAndTokenizer,
     prompts: Sequence[Prompt],
     params: Params | None,
     start_id: int | None,
@@ -123,26 +123,28 @@ def _best(
 ) -> list[Completion]:
     refuse_beside(params, fields)
     assert params is None or isinstance(params, BeamParams), "anything else came beside beams"
-    wanted = fields.get("n_best", 1) if params is None else params.n_best
+    wanted = fields.get("num_return_sequences", 1) if params is None else params.num_return_sequences
     if wanted != 1:
-        raise InputError(f"n_best is {wanted}, but generate gives one completion a prompt; use generate_n_best")
+        raise InputError(
+            f"num_return_sequences is {wanted}, but generate gives one completion a prompt; use generate_n_best"
+        )
     found = generate_n_best(checkpoint, prompts, params, start_id=start_id, use_cache=use_cache, **fields)
     return [best for best, *_ in found]
 
 
-class _Run:
+class TextGeneration:
     """Texts of a batch while they grow."""
 
     def __init__(
         self,
-        checkpoint: Speaker,
+        checkpoint: HasModelAndTokenizer,
         prompts: Sequence[Prompt],
         params: Params | None,
         start_id: int | None,
         use_cache: bool,
         fields: dict[str, Any],
     ) -> None:
-        ask = asked(checkpoint, prompts, start_id)
+        ask = model_inputs(checkpoint, prompts, start_id)
         self.tokenizer = ask.tokenizer
         self.params = [with_end(p, self.tokenizer.eos_id) for p in _each(params, fields, len(prompts))]
         self.streams = [TextStream(p.stop) for p in self.params]
@@ -150,7 +152,7 @@ class _Run:
         self.logprobs: list[list[float]] = [[] for _ in prompts]
         self.texts: list[list[str]] = [[] for _ in prompts]
         self.reasons: list[FinishReason] = ["length" for _ in prompts]
-        self._fresh: list[Piece] = []
+        self._fresh: list[TextChunk] = []
         self._steps = decode(
             checkpoint.model,
             ask.prompts,
@@ -161,7 +163,7 @@ class _Run:
             ends_row=self._ends_row,
         )
 
-    def __iter__(self) -> Iterator[Piece]:
+    def __iter__(self) -> Iterator[TextChunk]:
         for step in self._steps:
             self._record(step)
             fresh, self._fresh = self._fresh, []
@@ -185,7 +187,7 @@ class _Run:
     def _add(self, row: int, text: str) -> None:
         if text:
             self.texts[row].append(text)
-            self._fresh.append(Piece(row, text))
+            self._fresh.append(TextChunk(row, text))
 
     def completions(self) -> list[Completion]:
         texts = ["".join(pieces) for pieces in self.texts]
@@ -193,7 +195,7 @@ class _Run:
 
 
 def _each(params: Params | None, fields: dict[str, Any], count: int) -> list[GenerationParams]:
-    if isinstance(params, BeamParams) or "beams" in fields:
+    if isinstance(params, BeamParams) or "num_beams" in fields:
         raise InputError("a beam search has no text before its end; use generate")
     if params is None:
         return [GenerationParams(**fields)] * count

@@ -62,13 +62,13 @@ def _stack(data: dict[str, Any], rule: str, *, two_way: bool) -> dict[str, Any]:
     size = data.get("hidden_size")
     # a size that is none is an error of its own
     size = size if size is not None and _counts(size) else 1
-    for name, word, meant in (
+    for name, word, resolve_checkpoint_path in (
         ("embedding_multiplier", "sqrt", math.sqrt(size)),
         ("logit_multiplier", "rsqrt", size**-0.5),
     ):
         given = data.get(name)
         if given == word:
-            data[name] = meant
+            data[name] = resolve_checkpoint_path
         elif isinstance(given, str):
             raise ValueError(f"{name} is {yaml_repr(given)}, but must be a number above 0, or {word!r}")
     return data

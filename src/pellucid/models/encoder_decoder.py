@@ -46,7 +46,7 @@ class EncoderDecoder(Decoder):
         read = self.encoder(batch.source, want="hidden")
         places = batch.source.coordinates()
         if cache is not None:
-            cache.remember(places)
+            cache.set_encoder_output(places)
         return EncoderOutput(read.hidden, places), read.routing
 
     @property

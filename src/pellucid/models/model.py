@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from pellucid.batch import Batch
-from pellucid.errors import InputError, LengthError, UnsupportedError
+from pellucid.errors import InputError, LengthError, ShapeError, UnsupportedError
 from pellucid.models.heads import Head
 from pellucid.models.output import WANTS, Output, Want
 from pellucid.nn.attention import EncoderOutput
@@ -27,7 +27,7 @@ from pellucid.shapes import Float, Tensor
 from pellucid.visibility import Coordinates
 
 if TYPE_CHECKING:
-    from pellucid.models.config import Stack
+    from pellucid.models.config import TransformerConfig
     from pellucid.probe import Probe
 
 
@@ -36,7 +36,7 @@ class Model(nn.Module):
 
     def __init__(
         self,
-        config: Stack,
+        config: TransformerConfig,
         *,
         embed_tokens: nn.Embedding,
         embed_project: nn.Module,
@@ -82,22 +82,22 @@ class Model(nn.Module):
         queries, keys = placed(batch, cache)
         x_BTD = self.embedded(batch, queries)
         biases = [bias(queries, keys) for bias in self.position_biases]
-        tallies = [RouterStatsSink() for _ in self.layers]
+        sinks = [RouterStatsSink() for _ in self.layers]
         for index, block in enumerate(self.layers):
             number = self.bias_of[index]
-            told: dict[str, Any] = {
+            layer_kwargs: dict[str, Any] = {
                 "bias": None if number is None else biases[number],
                 "memory": memory,
-                "tally": tallies[index],
+                "router_stats": sinks[index],
             }
             if self.gradient_checkpointing and self.training and cache is None:
-                x_BTD = checkpoint(block, x_BTD, queries, keys, use_reentrant=False, **told)
+                x_BTD = checkpoint(block, x_BTD, queries, keys, use_reentrant=False, **layer_kwargs)
             else:
-                x_BTD = block(x_BTD, queries, keys, cache.layers[index] if cache is not None else None, **told)
+                x_BTD = block(x_BTD, queries, keys, cache.layers[index] if cache is not None else None, **layer_kwargs)
         x_BTD = self.norm(x_BTD).to(self.dtype)  # a wide stream ends here
         if cache is not None:
             cache.commit()
-        routing += tuple(tally.sums for tally in tallies if tally.sums is not None)
+        routing += tuple(sink.sums for sink in sinks if sink.sums is not None)
         match want:
             case "hidden":
                 return Output(x_BTD, cache=cache, routing=routing)
@@ -120,7 +120,7 @@ class Model(nn.Module):
             LengthError: a document is longer than ``config.max_position_embeddings``.
         """
         chunk = batch.coordinates()
-        queries, keys = (chunk, chunk) if cache is None else cache.place(chunk, self.rules)
+        queries, keys = (chunk, chunk) if cache is None else cache.begin_append(chunk, self.rules)
         most = self.config.max_position_embeddings
         layout = None if most is None else host_layout(queries)
         if most is not None and layout is not None and layout.max_position >= most:
@@ -132,7 +132,8 @@ class Model(nn.Module):
 
     def embedded(self, batch: Batch, places: Coordinates) -> Float[Tensor, "B T D"]:
         """What enters the first layer: exactly 0, and gradient 0, where there is no token."""
-        x_BTD = self.embed_project(zero_padding(self.embed_tokens(batch.tokens), places))
+        x_BTD = self.embed_tokens(batch.tokens) if batch.inputs_embeds is None else batch.inputs_embeds
+        x_BTD = self.embed_project(zero_padding(x_BTD, places))
         if self.config.embedding_multiplier != 1.0:
             x_BTD = x_BTD * self.config.embedding_multiplier
         if self.token_types is not None:
@@ -185,7 +186,13 @@ class Model(nn.Module):
         if want not in WANTS:
             raise InputError(f"want is {want!r}; choose logits, loss or hidden")
         if batch.types is not None and self.token_types is None:
-            raise InputError("the batch has token types, but the config has no token_types; leave types out")
+            raise InputError("the batch has token types, but the config has no type_vocab_size; leave types out")
+        width = self.embed_tokens.embedding_dim
+        if batch.inputs_embeds is not None and batch.inputs_embeds.shape[-1] != width:
+            raise ShapeError(
+                f"inputs_embeds has width {batch.inputs_embeds.shape[-1]}, but embed_tokens gives {width}; "
+                "give embeddings of that width"
+            )
         if cache is None:
             return
         if len(cache.layers) != len(self.layers):

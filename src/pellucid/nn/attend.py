@@ -6,17 +6,18 @@ the host knows. Every backend gives what :mod:`~pellucid.nn.backends.reference` 
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 
 from pellucid.errors import ShapeError, UnsupportedError
 from pellucid.nn.backends import reference, sdpa, varlen
-from pellucid.nn.backends.inputs import AttentionInputs
+from pellucid.nn.backends.inputs import AttentionInputs, AttentionOptions, Backend
 from pellucid.shapes import Float, Tensor, broadcasts_to
 from pellucid.visibility import Coordinates, Rule
 
-Backend = Literal["auto", "reference", "sdpa", "ragged"]
+__all__ = ["BACKENDS", "AttentionOptions", "Backend", "attend", "choose", "probabilities"]
+
 BACKENDS: tuple[str, ...] = get_args(Backend)
 
 
@@ -28,51 +29,47 @@ def attend(
     rule: Rule,
     q_coords: Coordinates,
     k_coords: Coordinates,
-    scale: float | None = None,
-    softcap: float | None = None,
     bias: Float[Tensor, "#B #N T S"] | None = None,
     sink_logits: Float[Tensor, "N"] | None = None,
-    dropout: float = 0.0,
-    backend: Backend = "auto",
+    options: AttentionOptions = AttentionOptions(),  # noqa: B008 - frozen
 ) -> Float[Tensor, "B T N U"]:
     """Scaled dot-product attention (Vaswani et al. 2017, §3.2.1) of ``q`` over the keys that ``rule`` lets it see.
 
-    Query head n reads key/value head ``n // (N / K)`` (grouped-query attention, Ainslie et al. 2023).
-    ``scale`` defaults to ``H ** -0.5``. ``softcap`` c bends scores to ``c · tanh(score / c)``; ``bias`` is added after
-    it; ``sink_logits`` join each softmax as a key without a value. ``dropout`` is the probability with which a weight
-    is dropped *in this call*: pass 0 outside training.
+    Query head n reads key/value head ``n // (N / K)`` (grouped-query attention, Ainslie et al. 2023). ``q_coords`` and
+    ``k_coords`` are the positions and documents of queries and keys. ``bias`` is added to scores after the softcap;
+    ``sink_logits`` join each softmax as a key without a value.
 
-    A query that sees nothing gives exactly 0. Hidden content never matters, not even NaN; a NaN that is visible
+    A query that sees nothing returns exactly 0. Hidden content never matters, not even NaN; a NaN that is visible
     makes the output NaN.
 
     Raises:
         ShapeError: sizes that do not fit.
-        UnsupportedError: the backend named cannot do what was asked.
+        UnsupportedError: the backend named in ``options`` cannot do what was asked.
     """
-    if q_coords.apart and torch.compiler.is_compiling():  # run as it is, compiled around it
+    if q_coords.eager and torch.compiler.is_compiling():  # a graph break: attention runs eagerly
         return torch.compiler.disable(attend)(
-            q_BTNH, k_BSKH, v_BSKU, rule=rule, queries=q_coords, keys=k_coords, scale=scale, softcap=softcap, bias=bias,
-            sink_logits=sink_logits, dropout=dropout, backend=backend,
+            q_BTNH, k_BSKH, v_BSKU, rule=rule, q_coords=q_coords, k_coords=k_coords, bias=bias,
+            sink_logits=sink_logits, options=options,
         )  # fmt: skip
-    call = AttentionInputs(q_BTNH, k_BSKH, v_BSKU, rule, q_coords, k_coords, scale, softcap, bias, sink_logits, dropout)
+    call = AttentionInputs(q_BTNH, k_BSKH, v_BSKU, rule, q_coords, k_coords, bias, sink_logits, options)
     _check(call)
-    chosen = choose(call) if backend == "auto" else backend
+    chosen = choose(call) if options.backend == "auto" else options.backend
     match chosen:
         case "reference":
             return reference.attend(call)
         case "sdpa":
             return sdpa.attend(call)
-        case "ragged":
+        case "varlen":
             return varlen.attend(call)
-    raise UnsupportedError(f"there is no attention backend {backend!r}; choose one of {', '.join(BACKENDS)}")
+    raise UnsupportedError(f"there is no attention backend {chosen!r}; choose one of {', '.join(BACKENDS)}")
 
 
 def choose(call: AttentionInputs) -> str:
     """The fastest backend that can do what is asked, from layout facts alone."""
-    if sdpa.refusal(call):
+    if sdpa.unsupported_reason(call):
         return "reference"
-    if varlen.refusal(call) is None and varlen.pays(call):
-        return "ragged"
+    if varlen.unsupported_reason(call) is None and varlen.is_profitable(call):
+        return "varlen"
     return "sdpa"
 
 
@@ -83,13 +80,12 @@ def probabilities(
     rule: Rule,
     q_coords: Coordinates,
     k_coords: Coordinates,
-    scale: float | None = None,
-    softcap: float | None = None,
     bias: Float[Tensor, "#B #N T S"] | None = None,
     sink_logits: Float[Tensor, "N"] | None = None,
+    options: AttentionOptions = AttentionOptions(),  # noqa: B008 - frozen
 ) -> Float[Tensor, "B N T S"]:
     """The attention weights themselves, by the reference path: hidden keys have weight exactly 0."""
-    call = AttentionInputs(q_BTNH, k_BSKH, k_BSKH, rule, q_coords, k_coords, scale, softcap, bias, sink_logits, 0.0)
+    call = AttentionInputs(q_BTNH, k_BSKH, k_BSKH, rule, q_coords, k_coords, bias, sink_logits, options)
     _check(call)
     return reference.probabilities(call)
 
@@ -103,7 +99,7 @@ def _check(call: AttentionInputs) -> None:
         )
     if n % k:
         raise ShapeError(f"{n} query heads cannot share {k} key/value heads evenly; make {n} a multiple of {k}")
-    for name, coordinates, want in (("queries", call.queries, (b, t)), ("keys", call.keys, (b, s))):
+    for name, coordinates, want in (("queries", call.q_coords, (b, t)), ("keys", call.k_coords, (b, s))):
         if coordinates.shape != want:
             raise ShapeError(f"the coordinates of the {name} are {coordinates.shape}, but the tensors have {want}")
     if call.bias is not None and not broadcasts_to(call.bias.shape, (b, n, t, s)):
@@ -115,7 +111,3 @@ def _check(call: AttentionInputs) -> None:
         raise ShapeError(
             f"sink_logits have shape {tuple(call.sink_logits.shape)}, but {n} query heads need ({n},); give one a head"
         )
-    if call.softcap is not None and not call.softcap > 0:
-        raise ShapeError(f"softcap is {call.softcap}, but must be above 0; leave it out for none")
-    if not 0 <= call.dropout < 1:
-        raise ShapeError(f"dropout is {call.dropout}, but a probability below 1 is needed")

@@ -30,8 +30,9 @@ class LayerCache:
     cross: tuple[Tensor, Tensor] | None = None
 
     def append(self, *new: Tensor) -> tuple[Tensor, ...]:
-        """Store a new chunk of each tensor at the slots that :meth:`ContiguousCache.place` opened; all slots up to
-        its end come back.
+        """Store a new chunk of each tensor at the slots that :meth:`ContiguousCache.begin_append` opened.
+
+        Returns all slots up to its end.
 
         Gradients flow into this chunk and stop at earlier ones, which are remembered as numbers.
 
@@ -92,7 +93,7 @@ class ContiguousCache:
         self.length = 0
         self._crosses = crosses
         self._runs: tuple[Run, ...] = ()
-        self._placed: tuple[int, tuple[Run, ...]] | None = None
+        self._pending: tuple[int, tuple[Run, ...]] | None = None
 
     @property
     def rows(self) -> int:
@@ -108,29 +109,29 @@ class ContiguousCache:
         return Layout(self.rows, self.length, self._runs)
 
     @property
-    def row_lengths(self) -> list[int]:
+    def sequence_lengths(self) -> list[int]:
         """How many tokens of its last document each row holds: the position that comes next."""
         return [end for _, end in ends(self._runs, self.rows)]
 
-    def remember(self, places: Coordinates) -> None:
+    def set_encoder_output(self, coords: Coordinates) -> None:
         """Keep where the tokens of a memory are, for passes that are not given it; what layers kept of another goes.
 
         Raises:
             ShapeError: another number of rows.
             UnsupportedError: tokens are held already, which have read another memory.
         """
-        if places.shape[0] != self.rows:
-            raise ShapeError(f"the memory has {places.shape[0]} rows but the cache has {self.rows}; they must agree")
+        if coords.shape[0] != self.rows:
+            raise ShapeError(f"the memory has {coords.shape[0]} rows but the cache has {self.rows}; they must agree")
         if self.length:
             raise UnsupportedError(
                 f"the cache holds {self.length} slots, whose tokens have read another memory; crop(0) first, or begin "
                 "with a new cache"
             )
-        self.memory = places
+        self.memory = coords
         for layer in self.layers:
             layer.cross = None
 
-    def place(self, chunk: Coordinates, rules: Sequence[Rule] = ()) -> tuple[Coordinates, Coordinates]:
+    def begin_append(self, chunk: Coordinates, rules: Sequence[Rule] = ()) -> tuple[Coordinates, Coordinates]:
         """Coordinates of a chunk that goes on from here, and of everything it may look at: (queries, keys).
 
         ``chunk`` counts from 0; each row's real tokens continue the row's last document. Its groups are kept; without
@@ -151,31 +152,31 @@ class ContiguousCache:
                 f"{slots} new tokens do not fit: the cache holds {self.length} of {self.capacity}; make a larger one "
                 f"with new_cache(rows, capacity={stop})"
             )
-        queries = chunk if start == 0 else self._continued(chunk)
-        assert queries.layout is not None
+        q_coords = chunk if start == 0 else self._continued(chunk)
+        assert q_coords.layout is not None
         if start:
-            self._refuse_ahead(rules, queries)
-            self._refuse_crossing(self._runs, (*self._runs, *queries.layout.runs))
-        self.positions_BS[:, start:stop] = queries.positions
-        self.segments_BS[:, start:stop] = queries.segments
-        if queries.groups is not None and self.groups_BS is None:
+            self._refuse_ahead(rules, q_coords)
+            self._refuse_crossing(self._runs, (*self._runs, *q_coords.layout.runs))
+        self.positions_BS[:, start:stop] = q_coords.positions
+        self.segments_BS[:, start:stop] = q_coords.segments
+        if q_coords.groups is not None and self.groups_BS is None:
             self.groups_BS = torch.zeros_like(self.segments_BS)
         if self.groups_BS is not None:
-            self.groups_BS[:, start:stop] = 0 if queries.groups is None else queries.groups
-        shifted = (run._replace(start=run.start + start, stop=run.stop + start) for run in queries.layout.runs)
+            self.groups_BS[:, start:stop] = 0 if q_coords.groups is None else q_coords.groups
+        shifted = (run._replace(start=run.start + start, stop=run.stop + start) for run in q_coords.layout.runs)
         runs = merged([*self._runs, *shifted])
         for layer in self.layers:
             layer.start = start
-        self._placed = stop, runs
-        return (queries, queries) if start == 0 else (queries, self._held(stop, runs))
+        self._pending = stop, runs
+        return (q_coords, q_coords) if start == 0 else (q_coords, self._slots_in_use(stop, runs))
 
     def commit(self) -> None:
         """The chunk that was placed now counts."""
-        assert self._placed is not None
-        self.length, self._runs = self._placed
-        self._placed = None
+        assert self._pending is not None
+        self.length, self._runs = self._pending
+        self._pending = None
 
-    def _held(self, stop: int, runs: tuple[Run, ...]) -> Coordinates:
+    def _slots_in_use(self, stop: int, runs: tuple[Run, ...]) -> Coordinates:
         groups = None if self.groups_BS is None else self.groups_BS[:, :stop]
         layout = Layout(self.rows, stop, runs)
         return Coordinates(self.positions_BS[:, :stop], self.segments_BS[:, :stop], groups, layout)
@@ -189,15 +190,15 @@ class ContiguousCache:
             raise UnsupportedError(
                 "going on from a cache takes one document a row; packed rows only fit an empty cache"
             )
-        held = ends(self._runs, self.rows)
+        last = ends(self._runs, self.rows)
         device = chunk.positions.device
-        segment_B = torch.tensor([segment for segment, _ in held], device=device)
-        next_B = torch.tensor([end for _, end in held], device=device)
+        segment_B = torch.tensor([segment for segment, _ in last], device=device)
+        next_B = torch.tensor([end for _, end in last], device=device)
         real = chunk.real
         positions = torch.where(real, chunk.positions + next_B[:, None], 0)
         segments = torch.where(real, segment_B[:, None], 0)
         runs = tuple(
-            run._replace(segment=held[run.row][0], first=run.first + held[run.row][1]) for run in chunk.layout.runs
+            run._replace(segment=last[run.row][0], first=run.first + last[run.row][1]) for run in chunk.layout.runs
         )
         groups = torch.zeros_like(segments) if chunk.groups is None and self.groups_BS is not None else chunk.groups
         return Coordinates(positions, segments, groups, Layout(self.rows, chunk.layout.slots, runs))
@@ -206,7 +207,7 @@ class ContiguousCache:
         """Old tokens must not have been owed a sight of new ones: they were computed without it."""
         assert new.layout is not None
         first = min((run.first for run in new.layout.runs), default=None)
-        old = self._held(self.length, self._runs)
+        old = self._slots_in_use(self.length, self._runs)
         for rule in rules:
             if first is None or (rule.causal_from is not None and first >= rule.causal_from):
                 continue
@@ -217,10 +218,10 @@ class ContiguousCache:
                 "run the whole sequence at once, or give the whole prefix in the first chunk"
             )
 
-    def _refuse_crossing(self, held: Sequence[Run], wanted: Sequence[Run]) -> None:
+    def _refuse_crossing(self, current: Sequence[Run], wanted: Sequence[Run]) -> None:
         if self._crosses is None:
             return
-        before, after = lengths(held), lengths(wanted)
+        before, after = lengths(current), lengths(wanted)
         for document, length in before.items():
             new = after.get(document, 0)
             if self._crosses(length, new):
@@ -274,5 +275,5 @@ class ContiguousCache:
         copy.positions_BS, copy.segments_BS = self.positions_BS.clone(), self.segments_BS.clone()
         copy.groups_BS = None if self.groups_BS is None else self.groups_BS.clone()
         copy.memory = self.memory  # frozen: remember() puts another in its place, nothing writes into it
-        copy.length, copy._runs, copy._placed, copy._crosses = self.length, self._runs, None, self._crosses
+        copy.length, copy._runs, copy._pending, copy._crosses = self.length, self._runs, None, self._crosses
         return copy

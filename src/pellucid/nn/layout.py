@@ -26,13 +26,13 @@ def lengths(runs: Sequence[Run]) -> dict[tuple[int, int], int]:
     return lengths
 
 
-def rows_of(places: Coordinates, index: Tensor, chosen: list[int]) -> Coordinates:
+def rows_of(coords: Coordinates, index: Tensor, chosen: list[int]) -> Coordinates:
     """The places of the ``chosen`` rows (``index`` says the same to the device)."""
-    layout = places.layout
+    layout = coords.layout
     return Coordinates(
-        places.positions[index],
-        places.segments[index],
-        None if places.groups is None else places.groups[index],
+        coords.positions[index],
+        coords.segments[index],
+        None if coords.groups is None else coords.groups[index],
         None if layout is None else Layout(len(chosen), layout.slots, runs_of(layout.runs, chosen)),
     )
 

@@ -1,13 +1,16 @@
-"""The mask picture: who may see whom, one panel a distinct rule, as SVG written by hand."""
+"""Mask pictures: who may see whom, one panel for each distinct rule, drawn by matplotlib as SVG or PNG."""
 
 from __future__ import annotations
 
 import hashlib
+import io
+import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Literal
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -15,13 +18,22 @@ from pellucid.errors import ArgumentError
 from pellucid.records import Figure
 from pellucid.visibility import Coordinates, Rule
 
-LONGEST = 512
-COLOURS = {"past": "#7fa8d9", "itself": "#1d4e89", "ahead": "#e9a13b", "source": "#5a9e6f", "hidden": "#f1f3f6"}
-"""What a visible key is to its query, and cells that are hidden."""
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Canvas
+
+MAX_LENGTH = 512
+COLORS = {"past": "#7fa8d9", "itself": "#1d4e89", "ahead": "#e9a13b", "source": "#5a9e6f", "hidden": "#f1f3f6"}
+"""The color of a visible key, by where it stands from its query; and that of hidden keys."""
 
 _INK, _FAINT, _LINE = "#1b2430", "#5b6675", "#c9cfd8"
-_SANS = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"
-_MONO = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
+_STYLE: Any = {
+    "font.size": 9,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "pellucid",
+    "text.color": _INK,
+    "text.parse_math": False,
+}
 
 
 @dataclass(frozen=True)
@@ -81,8 +93,10 @@ def mask_panels(
     if not rules:
         raise ArgumentError("there is no rule to draw; give at least one")
     total = sum(documents)
-    if not documents or min(documents) < 1 or total > LONGEST:
-        raise ArgumentError(f"documents of {list(documents)} tokens cannot be drawn; draw 1 to {LONGEST} tokens in all")
+    if not documents or min(documents) < 1 or total > MAX_LENGTH:
+        raise ArgumentError(
+            f"documents of {list(documents)} tokens cannot be drawn; draw 1 to {MAX_LENGTH} tokens in all"
+        )
     if groups is not None and len(groups) != total:
         raise ArgumentError(f"{len(groups)} groups for {total} tokens; give one group a token")
     where = _coordinates(documents, groups)
@@ -95,21 +109,25 @@ def mask_panels(
 
 
 def mask_figure(panels: Sequence[Panel], *, title: str = "Who may see whom") -> Figure:
-    """The panels as one picture."""
-    columns = min(3, len(panels))
-    cell = min(40, max(1, (420 if columns == 1 else 264) // panels[0].length))
-    step = max(cell * panels[0].length, 200) + 92
-    body, top = [], 96
-    for start in range(0, len(panels), columns):
-        row = [_Panel(panel, cell, width=step - 48) for panel in panels[start : start + columns]]
-        above = max(drawn.above for drawn in row)  # so that the cells of one row of panels start level
-        for index, drawn in enumerate(row):
-            body.append(f'<g transform="translate({index * step + 24} {top})">{drawn.svg(above)}</g>')
-        top += above + row[0].side + 62
+    """The panels as one SVG picture, the same bytes for the same panels.
+
+    The picture has a title and a description for screen readers, and its words are text.
+    """
     caption = "; ".join(_sentence(panel) for panel in panels)
-    head = _text(24, 36, title, size=18, weight=600) + _legend(24, 62, kinds(panels))
-    width = max(columns * step + 24, 24 + 11 * len(title))
-    return Figure(title, _document(width, top, title, caption, head + "".join(body)), caption)
+    text = _rendered(panels, title, "svg").decode()
+    text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    text = text.replace('<g id="panel', '<g shape-rendering="crispEdges" id="panel')  # no seams between the cells
+    name = hashlib.sha256((title + caption).encode()).hexdigest()[:8]
+    words = f'<title id="t{name}">{escape(title)}</title><desc id="d{name}">{escape(caption)}</desc>'
+    opening = re.sub(r'="([\d.]+)pt"', r'="\1"', text[: text.index(">")])
+    return Figure(
+        title, f'{opening} role="img" aria-labelledby="t{name} d{name}">{words}{text[text.index(">") + 1 :]}', caption
+    )
+
+
+def mask_png(panels: Sequence[Panel], *, title: str = "Who may see whom") -> bytes:
+    """The panels as one PNG picture, 150 dots an inch."""
+    return _rendered(panels, title, "png")
 
 
 def _sentence(panel: Panel) -> str:
@@ -142,18 +160,13 @@ def _ranges(numbers: Sequence[int]) -> str:
     return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
-def axis_name(panel: Panel) -> str:
-    """What the keys are."""
-    return "token of the source →" if panel.part == "cross" else "key →"
-
-
 def kind(query: int, key: int) -> str:
     """What a visible key is to its query."""
     return "itself" if query == key else "past" if key < query else "ahead"
 
 
 def kinds(panels: Iterable[Panel]) -> list[str]:
-    """What is to be seen in ``panels``, in the order of :data:`COLOURS`."""
+    """What is to be seen in ``panels``, in the order of :data:`COLORS`."""
     seen = {
         panel.kind(query, key)
         for panel in panels
@@ -161,80 +174,94 @@ def kinds(panels: Iterable[Panel]) -> list[str]:
         for key, sees in enumerate(row)
         if sees
     }
-    return [name for name in COLOURS if name in seen or name == "hidden"]
+    return [name for name in COLORS if name in seen or name == "hidden"]
 
 
-# --------------------------------------------------------------------------------------------------- SVG
+# ------------------------------------------------------------------------------------------------- drawing
 
 
-class _Panel:
-    """One panel at its place: heading and rule above, axes with words, cells, what is counted below."""
+def _rendered(panels: Sequence[Panel], title: str, kind: Literal["svg", "png"]) -> bytes:
+    import matplotlib
 
-    def __init__(self, panel: Panel, cell: int, width: int) -> None:
-        self.panel, self.cell, self.side = panel, cell, cell * panel.length
-        self.rule = textwrap.wrap(panel.rule, int(width / 8)) or [""]
-        self.above = 18 * (bool(panel.heading) + len(self.rule)) + 34
-
-    def svg(self, above: int) -> str:
-        """The panel with its cells ``above`` pixels below its top."""
-        lines = [_text(44, 0, self.panel.heading, weight=600)] if self.panel.heading else []
-        first = 18 if self.panel.heading else 0
-        lines += [_text(44, first + 18 * n, part, font=_MONO) for n, part in enumerate(self.rule)]
-        cells = f'<g transform="translate(44 {above})" shape-rendering="crispEdges">{self._cells()}</g>'
-        below = _text(44, above + self.side + 22, self.panel.summary, size=12, fill=_FAINT)
-        return "".join([*lines, self._axes(above), cells, below])
-
-    def _axes(self, above: int) -> str:
-        parts = [
-            _text(44 + self.side / 2, above - 24, axis_name(self.panel), size=12, fill=_FAINT, anchor="middle"),
-            f'<g transform="translate(12 {_n(above + self.side / 2)}) rotate(-90)">'
-            + _text(0, 0, "← query", size=12, fill=_FAINT, anchor="middle")
-            + "</g>",
-        ]
-        for tick in ticks(self.panel.length, self.cell):
-            at = (tick + 0.5) * self.cell
-            parts.append(_text(44 + at, above - 6, str(tick), size=10, fill=_FAINT, anchor="middle"))
-            parts.append(_text(38, above + at + 3.5, str(tick), size=10, fill=_FAINT, anchor="end"))
-        return "".join(parts)
-
-    def _cells(self) -> str:
-        side = _n(self.side)
-        parts = [f'<rect width="{side}" height="{side}" fill="{COLOURS["hidden"]}"/>']
-        paths: dict[str, list[str]] = {}
-        for query, row in enumerate(self.panel.visible):
-            for name, start, stop in _runs(self.panel, query, row):
-                width = (stop - start) * self.cell
-                corner = f"M{_n(start * self.cell)} {_n(query * self.cell)}"
-                paths.setdefault(name, []).append(f"{corner}h{_n(width)}v{_n(self.cell)}h{_n(-width)}z")
-        parts += [f'<path fill="{COLOURS[name]}" d="{"".join(steps)}"/>' for name, steps in paths.items()]
-        if self.cell >= 8:
-            parts.append(self._lines(range(1, self.panel.length), "#ffffff", 1))
-        edges, at = [], 0
-        for length in self.panel.documents[:-1]:
-            at += length
-            edges.append(at)
-        if edges:
-            parts.append(self._lines(edges, _INK, 1.5))
-        return "".join(parts) + f'<rect width="{side}" height="{side}" fill="none" stroke="{_LINE}"/>'
-
-    def _lines(self, places: Iterable[int], colour: str, width: float) -> str:
-        side = _n(self.side)
-        steps = "".join(f"M{_n(p * self.cell)} 0v{side}M0 {_n(p * self.cell)}h{side}" for p in places)
-        return f'<path d="{steps}" stroke="{colour}" stroke-width="{width}" fill="none"/>'
+    metadata: dict[str, Any] = {"Title": title} if kind == "png" else {"Date": None}
+    out = io.BytesIO()
+    with matplotlib.rc_context(_STYLE):
+        _drawn(panels, title).savefig(out, format=kind, dpi=150 if kind == "png" else 72, metadata=metadata)
+    return out.getvalue()
 
 
-def _runs(panel: Panel, query: int, row: Sequence[bool]) -> list[tuple[str, int, int]]:
-    """Neighbouring visible keys of one kind as (kind, start, stop)."""
-    runs: list[tuple[str, int, int]] = []
-    for key, sees in enumerate(row):
-        if not sees:
-            continue
-        name = panel.kind(query, key)
-        if runs and runs[-1][0] == name and runs[-1][2] == key:
-            runs[-1] = (name, runs[-1][1], key + 1)
-        else:
-            runs.append((name, key, key + 1))
+def _drawn(panels: Sequence[Panel], title: str) -> Canvas:
+    from matplotlib.figure import Figure as Canvas
+    from matplotlib.patches import Patch
+
+    columns = min(3, len(panels))
+    rows = -(-len(panels) // columns)
+    canvas = Canvas(figsize=(max(4.6 * columns, 5.2), 4.9 * rows + 0.9), layout="constrained")
+    canvas.get_layout_engine().set(w_pad=0.12, h_pad=0.12)  # type: ignore[union-attr, call-arg]
+    canvas.suptitle("\n".join(textwrap.wrap(title, 40 * columns)), fontsize=14, fontweight="bold")
+    axes = canvas.subplots(rows, columns, squeeze=False).flatten()
+    for number, (axis, panel) in enumerate(zip(axes, panels, strict=False)):
+        _draw_panel(axis, panel, number)
+    for axis in axes[len(panels) :]:
+        axis.axis("off")
+    patches = [Patch(facecolor=COLORS[name], edgecolor=_LINE, label=name) for name in kinds(panels)]
+    canvas.legend(handles=patches, loc="outside lower center", ncols=len(patches), frameon=False, labelcolor=_FAINT)
+    return canvas
+
+
+def _draw_panel(axis: Axes, panel: Panel, number: int) -> None:
+    """Heading and rule above, axes with words, cells, and what is counted below."""
+    axis.set(xlim=(0, panel.length), ylim=(panel.length, 0), aspect="equal", facecolor=COLORS["hidden"])
+    for name, runs in _cells(panel).items():
+        _draw_cells(axis, runs, COLORS[name], f"panel{number}-{name}")
+    places = ticks(panel.length, 264 / panel.length)
+    centers = [place + 0.5 for place in places]
+    axis.set_xticks(centers, [str(place) for place in places])
+    axis.set_yticks(centers, [str(place) for place in places])
+    axis.tick_params(labelsize=8, length=0, labelcolor=_FAINT)
+    axis.xaxis.tick_top()
+    axis.xaxis.set_label_position("top")
+    axis.set_xlabel("token of the source →" if panel.part == "cross" else "key →", color=_FAINT)
+    axis.set_ylabel("← query", color=_FAINT)
+    if panel.length <= 32:
+        inner = range(1, panel.length)
+        axis.hlines(inner, 0, panel.length, color="white", linewidth=0.6)
+        axis.vlines(inner, 0, panel.length, color="white", linewidth=0.6)
+    for edge in list(accumulate(panel.documents))[:-1]:
+        axis.axhline(edge, color=_INK, linewidth=1)
+        axis.axvline(edge, color=_INK, linewidth=1)
+    for spine in axis.spines.values():
+        spine.set_color(_LINE)
+    axis.set_title("\n".join(filter(None, [panel.heading, *textwrap.wrap(panel.rule, 38)])), fontsize=9, loc="left")
+    axis.text(0, -0.03, panel.summary, transform=axis.transAxes, fontsize=8, color=_FAINT, va="top")
+
+
+def _cells(panel: Panel) -> dict[str, list[tuple[int, int, int]]]:
+    """Neighboring visible keys of one kind as (query, first key, key behind the last), by kind."""
+    runs: dict[str, list[tuple[int, int, int]]] = {}
+    for query, row in enumerate(panel.visible):
+        for key, sees in enumerate(row):
+            if sees:
+                same = runs.setdefault(panel.kind(query, key), [])
+                if same and same[-1][::2] == (query, key):
+                    same[-1] = (query, same[-1][1], key + 1)
+                else:
+                    same.append((query, key, key + 1))
     return runs
+
+
+def _draw_cells(axis: Axes, runs: Sequence[tuple[int, int, int]], color: str, name: str) -> None:
+    """All cells of one kind as one path, so that a large mask stays a small file."""
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
+
+    corners = [
+        [(start, query), (stop, query), (stop, query + 1), (start, query + 1), (start, query)]
+        for query, start, stop in runs
+    ]
+    codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY] * len(corners)
+    path = Path([corner for box in corners for corner in box], codes)
+    axis.add_patch(PathPatch(path, facecolor=color, linewidth=0, antialiased=False, gid=name))
 
 
 def ticks(length: int, cell: float) -> list[int]:
@@ -242,37 +269,3 @@ def ticks(length: int, cell: float) -> list[int]:
     steps = (base * 10**power for power in range(4) for base in (1, 2, 5))
     step = next(step for step in steps if step * cell >= 22 or step >= length)
     return list(range(0, length, step))
-
-
-def _legend(x: float, y: float, names: Sequence[str]) -> str:
-    parts = []
-    for name in names:
-        box = f'x="{_n(x)}" y="{_n(y - 10)}" width="12" height="12" fill="{COLOURS[name]}"'
-        parts.append(f'<rect {box} stroke="{_LINE}"/>' + _text(x + 18, y, name, size=12, fill=_FAINT))
-        x += 18 + 6.6 * len(name) + 20
-    return "".join(parts)
-
-
-def _text(
-    x: float, y: float, text: str, *, size: int = 13, fill: str = _INK, weight: int = 400,
-    anchor: str = "start", font: str = _SANS,
-) -> str:  # fmt: skip
-    return (
-        f'<text x="{_n(x)}" y="{_n(y)}" font-family="{font}" font-size="{size}" font-weight="{weight}" '
-        f'fill="{fill}" text-anchor="{anchor}">{escape(text)}</text>'
-    )
-
-
-def _document(width: float, height: float, title: str, description: str, body: str) -> str:
-    name = hashlib.sha256((title + description).encode()).hexdigest()[:8]
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_n(width)} {_n(height)}" width="{_n(width)}" '
-        f'height="{_n(height)}" role="img" aria-labelledby="t{name} d{name}">'
-        f'<title id="t{name}">{escape(title)}</title><desc id="d{name}">{escape(description)}</desc>'
-        f'<rect width="100%" height="100%" fill="#ffffff"/>{body}</svg>\n'
-    )
-
-
-def _n(value: float) -> str:
-    """A number as SVG needs it, without a tail of zeros."""
-    return f"{value:.2f}".rstrip("0").rstrip(".")

@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from pellucid.configfile import Config
-from pellucid.data.files import BUILT_IN
-from pellucid.data.text import HELDOUT_SHARE
+from pellucid.data.corpus import HELDOUT_SHARE
+from pellucid.data.records import BUILT_IN
 from pellucid.models.config import ModelConfig
-from pellucid.models.configs import MoE, Sigmoid
+from pellucid.models.configs import MoEConfig, SigmoidRouterConfig
 from pellucid.training import objectives
 from pellucid.training.objectives import Objective, reads_text
 from pellucid.training.precision import Precision
@@ -219,12 +219,12 @@ class TrainConfig(Config):
         if self.load_balancing is None:
             return self
         parts = [layer.ffn or stack.ffn for stack in self.model.stacks for layer in stack.each_layer]
-        routers = [part.router for part in parts if isinstance(part, MoE)]
+        routers = [part.router for part in parts if isinstance(part, MoEConfig)]
         if not routers:
             kinds = ", ".join(sorted({part.kind for part in parts}))
             raise ValueError(f"load_balancing is for experts, but model.ffn is {kinds}; leave it out, or choose 'moe'")
         rate = self.load_balancing.router_bias_update_rate
-        if rate and not any(isinstance(router, Sigmoid) for router in routers):
+        if rate and not any(isinstance(router, SigmoidRouterConfig) for router in routers):
             raise ValueError(
                 f"load_balancing.router_bias_update_rate is {rate}, but the routers are "
                 f"{', '.join(sorted({router.kind for router in routers}))}; only sigmoid ones have an expert bias"

@@ -11,15 +11,14 @@ from typing import Any
 import numpy as np
 
 from pellucid.data import objectives as data
-from pellucid.data.examples import open_examples
-from pellucid.data.fields import texts_in
-from pellucid.data.forms import Form
-from pellucid.data.labelled import Examples
+from pellucid.data.corpus import Corpus, open_corpus, split_of
+from pellucid.data.examples import Examples
+from pellucid.data.load_examples import open_examples
 from pellucid.data.loader import Loader
-from pellucid.data.rows import ranges
-from pellucid.data.store import TokenStore
-from pellucid.data.tables import Record, holds_records, read_records
-from pellucid.data.text import Corpus, open_corpus, split_of
+from pellucid.data.packing import concat_ranges
+from pellucid.data.records import Record, holds_records, read_records
+from pellucid.data.schemas import RecordSchema, texts_in
+from pellucid.data.token_store import TokenStore
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.training import objectives
 from pellucid.training.config import TrainConfig
@@ -119,7 +118,7 @@ class RunDatasets:
             "objective": self.objective,
         }
 
-    def _examples(self, source: Any, split: str, form: Form) -> Examples:
+    def _examples(self, source: Any, split: str, form: RecordSchema) -> Examples:
         settings = self.config.data
         found = open_examples(source, form, self.tokenizer, split=split, heldout_share=settings.heldout_fraction)
         if not found.whole:
@@ -167,7 +166,7 @@ def _some(store: TokenStore, numbers: np.ndarray) -> TokenStore:
 
 
 def _places(store: TokenStore, numbers: np.ndarray) -> np.ndarray:
-    taken, _ = ranges(store.bounds[numbers], store.lengths[numbers])
+    taken, _ = concat_ranges(store.bounds[numbers], store.lengths[numbers])
     return taken
 
 

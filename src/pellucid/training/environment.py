@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from pellucid.checkpoints.atomic import write_text
-from pellucid.data.text import Corpus
+from pellucid.checkpoints.files import write_text
+from pellucid.data.corpus import Corpus
 from pellucid.errors import DataError
 
 NAME = "environment.json"

@@ -57,7 +57,7 @@ class Evaluator:
         """Over the sample, or over everything and with targets written out. ``watch`` is given the batches."""
         loader = self._all if final else self._sample
         precision = self.config.resolved_precision
-        found = evaluate(model, watch(loader.once()), self.metric, len(loader.store), precision)
+        found = evaluate(model, watch(loader.one_epoch()), self.metric, len(loader.store), precision)
         if final and self.config.evaluation.num_generated_samples and self._writes:
             written = self._written(model, watch)
             found = found._replace(
@@ -76,14 +76,14 @@ class Evaluator:
         """All training batches once, or as many as the guess needs."""
         most = _BATCHES_OF_TEXT if reads_text(self.config.objective) else _BATCHES_OF_EXAMPLES
         if self._loader.rows <= most * self._loader.batch_size:
-            return self._loader.once()
+            return self._loader.one_epoch()
         return map(self._loader.batch, range(most))
 
     def _written(self, model: Model, watch: Watch) -> MetricValue:
         """The share of targets that greedy decoding writes exactly."""
         usual = Counter(tuple(target) for batch in self._training() for _, _, target in generation_tasks(batch))
         guess = usual.most_common(1)[0][0] if usual else ()
-        every = (task for batch in watch(self._all.once()) for task in generation_tasks(batch))
+        every = (task for batch in watch(self._all.one_epoch()) for task in generation_tasks(batch))
         tasks = islice(every, self.config.evaluation.num_generated_samples)
         right = guessed = count = 0
         while some := list(islice(tasks, _WRITTEN_TOGETHER)):
@@ -144,7 +144,7 @@ def generation_tasks(batch: Batch) -> Iterator[Task]:
 def exact_matches(model: Model, tasks: list[Task], eos_id: int | None = None) -> list[bool]:
     """Whether greedy decoding writes each target, the end token included where it has one."""
     ends = () if eos_id is None else (eos_id,)
-    params = [GenerationParams(max_new_tokens=len(target), stop_ids=ends) for _, _, target in tasks]
+    params = [GenerationParams(max_new_tokens=len(target), stop_token_ids=ends) for _, _, target in tasks]
     sources = [source for source, _, _ in tasks if source is not None]
     was_training = model.training
     model.eval()

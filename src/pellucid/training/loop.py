@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from pellucid.data.text import Document
+from pellucid.data.corpus import Document
 from pellucid.errors import CheckpointError, ConfigError, StorageError
 from pellucid.training.config import TrainConfig
 from pellucid.training.environment import write_environment

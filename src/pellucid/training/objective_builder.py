@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pellucid.data import objectives as data
-from pellucid.data.forms import Alike, Answered, Form, Labelled, Paired, Prompted, Scored, Tagged
-from pellucid.data.special import MASK, sentinels
+from pellucid.data.schemas import (
+    ClassificationSchema,
+    PromptCompletionSchema,
+    QuestionAnsweringSchema,
+    RecordSchema,
+    RegressionSchema,
+    Seq2SeqSchema,
+    SimilarityPairSchema,
+    TokenClassificationSchema,
+)
+from pellucid.data.special_tokens import MASK, sentinels
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import ConfigError
 from pellucid.training import objectives
@@ -90,7 +99,7 @@ def _masked(word: objectives.MaskedLMConfig, tokenizer: Tokenizer) -> data.Objec
         share=word.mlm_probability,
         keep=word.keep_original_prob,
         random=word.random_replace_prob,
-        begins_word=tokenizer.begins_word if word.whole_word_mask else None,
+        word_starts=tokenizer.word_starts if word.whole_word_mask else None,
     )
 
 
@@ -108,23 +117,25 @@ def _corrupted(config: TrainConfig, word: objectives.SpanCorruptionConfig, token
     )
 
 
-def form_of(objective: objectives.AnyObjective, classes: tuple[str, ...] = ()) -> Form:
+def form_of(objective: objectives.AnyObjective, classes: tuple[str, ...] = ()) -> RecordSchema:
     """What the records of ``objective`` hold; ``classes`` where they are known from elsewhere."""
     match objective:
         case objectives.PrefixLMConfig(prompt=str() as prompt, completion=str() as completion):
-            return Prompted(prompt, completion)
+            return PromptCompletionSchema(prompt, completion)
         case objectives.Seq2SeqConfig():
-            return Paired(objective.source, objective.target)
+            return Seq2SeqSchema(objective.source, objective.target)
         case objectives.ClassificationConfig():
-            return Labelled(objective.text, objective.label, objective.text_pair, objective.classes or classes)
+            return ClassificationSchema(
+                objective.text, objective.label, objective.text_pair, objective.classes or classes
+            )
         case objectives.RegressionConfig():
-            return Scored(objective.text, objective.score, objective.text_pair)
+            return RegressionSchema(objective.text, objective.score, objective.text_pair)
         case objectives.TokenClassificationConfig():
-            return Tagged(objective.words, objective.tags, objective.classes or classes)
+            return TokenClassificationSchema(objective.words, objective.tags, objective.classes or classes)
         case objectives.QuestionAnsweringConfig():
-            return Answered(objective.question, objective.text, objective.start, objective.end)
+            return QuestionAnsweringSchema(objective.question, objective.text, objective.start, objective.end)
         case objectives.ContrastiveConfig():
-            return Alike(objective.first, objective.second)
+            return SimilarityPairSchema(objective.first, objective.second)
     raise AssertionError(f"{objective.kind} learns from text")
 
 

@@ -152,11 +152,11 @@ AnyObjective = (
 Objective = Annotated[AnyObjective, Field(discriminator="kind")]
 
 _OF_HEAD: dict[type[Any], type[Any]] = {
-    configs.SequenceClassification: ClassificationConfig,
-    configs.Regression: RegressionConfig,
-    configs.TokenClassification: TokenClassificationConfig,
-    configs.Span: QuestionAnsweringConfig,
-    configs.SentenceEmbedding: ContrastiveConfig,
+    configs.SequenceClassificationHeadConfig: ClassificationConfig,
+    configs.RegressionHeadConfig: RegressionConfig,
+    configs.TokenClassificationHeadConfig: TokenClassificationConfig,
+    configs.SpanHeadConfig: QuestionAnsweringConfig,
+    configs.SentenceEmbeddingHeadConfig: ContrastiveConfig,
 }
 _OF_FAMILY: dict[str, tuple[type[Any], ...]] = {
     "decoder": (CausalLMConfig, PrefixLMConfig),

@@ -76,7 +76,7 @@ class StepRouting:
                 loads[router] = loads[router] + sums.tokens if router in loads else sums.tokens
         for router, tokens_E in loads.items():
             if isinstance(router, SigmoidRouter):
-                router.rebalance(tokens_E, self.load_balancing.router_bias_update_rate)
+                router.update_expert_bias(tokens_E, self.load_balancing.router_bias_update_rate)
 
     def stats(self) -> RoutingStats | None:
         """What the log says; nothing where nothing was routed."""

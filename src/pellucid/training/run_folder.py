@@ -21,14 +21,14 @@ from typing import Any
 import torch
 
 from pellucid.checkpoints import store
-from pellucid.checkpoints.atomic import (
+from pellucid.checkpoints.files import (
     cannot_write,
     discard_folder,
     discard_unfinished,
     new_folder,
     write_text,
 )
-from pellucid.checkpoints.pointers import INSIDE, STEP, pointed
+from pellucid.checkpoints.folder import INSIDE, STEP, read_pointer
 from pellucid.configfile import to_yaml
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import CheckpointError, ConfigError
@@ -262,7 +262,7 @@ class RunFolder:
 
     def read_pointer(self, name: str) -> Path | None:
         """The checkpoint that ``last`` or ``best`` points to, None where there is none."""
-        return pointed(self.path / name)
+        return read_pointer(self.path / name)
 
     def _read_pointer_or_none(self, name: str) -> Path | None:
         with contextlib.suppress(CheckpointError):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from pellucid.configfile import read_mapping
-from pellucid.data.files import plain as printable
+from pellucid.data.records import printable
 from pellucid.errors import ConfigError, InputError
 from pellucid.records import Cell, Table, number
 from pellucid.training import state

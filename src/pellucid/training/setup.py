@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from pellucid.checkpoints import store
+from pellucid.data.corpus import Corpus, Document
 from pellucid.data.loader import Loader
-from pellucid.data.text import Corpus, Document
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import CheckpointError, ConfigError
 from pellucid.models.build import build
@@ -212,7 +212,7 @@ def _check_lengths(config: TrainConfig, model: Model) -> None:
         if limit is not None and length > limit:
             raise ConfigError(
                 f"{name} is {length} but the model has positions for {limit} tokens; "
-                "shorten it, or raise model.position.max_positions"
+                "shorten it, or raise model.position.max_position_embeddings"
             )
 
 

@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from pellucid.checkpoints.files import canonical_digest, digest, read_json
-from pellucid.checkpoints.header import read_header
+from pellucid.checkpoints.weights import read_header
 from pellucid.configfile.yaml import yaml_repr
 from pellucid.errors import CheckpointError
 from pellucid.training.optim import OptimizerSet

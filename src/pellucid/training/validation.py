@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from pellucid.batch import IGNORED, Batch
+from pellucid.data.corpus import Document
 from pellucid.data.objectives import causal
-from pellucid.data.text import Document
 from pellucid.errors import ConfigError, DataError
 from pellucid.training.precision import Precision, autocast
 from pellucid.training.results import Validation

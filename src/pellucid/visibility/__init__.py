@@ -11,7 +11,8 @@
 
 from pellucid.visibility.coordinates import Coordinates, Layout, Run
 from pellucid.visibility.from_masks import from_additive, from_hidden, from_visible
-from pellucid.visibility.named import (
+from pellucid.visibility.parser import parse
+from pellucid.visibility.primitives import (
     causal,
     chunk,
     full,
@@ -21,7 +22,6 @@ from pellucid.visibility.named import (
     sinks,
     window,
 )
-from pellucid.visibility.parser import parse
 from pellucid.visibility.rules import Rule
 
 __all__ = [

@@ -100,7 +100,7 @@ class Coordinates:
     segments: Int[Tensor, "B T"]
     groups: Int[Tensor, "B T"] | None = None
     layout: Layout | None = None
-    apart: bool = False
+    eager: bool = False
     _memo: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -125,13 +125,13 @@ class Coordinates:
         """``Bool[B, T]``: which slots hold a token."""
         return self.segments != 0
 
-    def once(self, key: Any, make: Callable[[], Any]) -> Any:
+    def cached(self, key: Any, make: Callable[[], Any]) -> Any:
         """``make()``, computed once for these coordinates: masks and angles are shared by all layers this way."""
-        if self.apart and torch.compiler.is_compiling():
-            return torch.compiler.disable(self._once)(key, make)
-        return self._once(key, make)
+        if self.eager and torch.compiler.is_compiling():
+            return torch.compiler.disable(self._cached)(key, make)
+        return self._cached(key, make)
 
-    def _once(self, key: Any, make: Callable[[], Any]) -> Any:
+    def _cached(self, key: Any, make: Callable[[], Any]) -> Any:
         if key not in self._memo:
             self._memo[key] = make()
         return self._memo[key]

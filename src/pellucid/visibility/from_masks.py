@@ -33,14 +33,14 @@ class MaskRule(Rule):
     positional = False
     is_slot_mask = True
 
-    def _visible(self, queries: Coordinates, keys: Coordinates) -> Tensor:
-        want = (queries.shape[0], queries.shape[1], keys.shape[1])
+    def _visible(self, q_coords: Coordinates, k_coords: Coordinates) -> Tensor:
+        want = (q_coords.shape[0], q_coords.shape[1], k_coords.shape[1])
         if not broadcasts_to(self.visible.shape, want):
             raise ShapeError(
                 f"the given mask has shape {tuple(self.visible.shape)}, but queries and keys need {want}; cut the mask "
                 "to the rows, queries and keys of this pass (for one query at slot t: mask[..., t : t + 1, :])"
             )
-        return self.visible.to(queries.positions.device)
+        return self.visible.to(q_coords.positions.device)
 
     def intervals(self, length: int) -> iv.Intervals:
         raise ShapeError("a given mask has no edges of its own; count its True entries")

@@ -5,7 +5,7 @@ import difflib
 from collections.abc import Sequence
 
 from pellucid.errors import ConfigError
-from pellucid.visibility import named
+from pellucid.visibility import primitives
 from pellucid.visibility.rules import Rule
 
 _WRITTEN = {
@@ -70,7 +70,7 @@ def _call(name: str, numbers: Sequence[object], text: str) -> Rule:
         hint = f"did you mean {near[0]!r}? There" if near else "there"
         raise ConfigError(f"visibility rule {text!r}: there is no rule {name!r}; {hint} are {', '.join(NAMES)}")
     try:
-        made = getattr(named, name)(*numbers)
+        made = getattr(primitives, name)(*numbers)
     except TypeError as error:
         raise ConfigError(
             f"visibility rule {text!r}: {name} was given {len(numbers)} numbers; write it like {_WRITTEN[name]}"

@@ -1,4 +1,7 @@
-"""The single rules, which ``&`` and ``|`` combine. ``named`` has the functions that make them."""
+"""The single rules, which ``&`` and ``|`` combine, and the functions that make them.
+
+``causal() & (window(256) | sinks(4))``
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,12 @@ from pellucid.visibility.coordinates import Coordinates
 from pellucid.visibility.rules import Lookback, Rule
 
 
-def _q(queries: Coordinates) -> Tensor:
-    return queries.positions[:, :, None]
+def _q(q_coords: Coordinates) -> Tensor:
+    return q_coords.positions[:, :, None]
 
 
-def _k(keys: Coordinates) -> Tensor:
-    return keys.positions[:, None, :]
+def _k(k_coords: Coordinates) -> Tensor:
+    return k_coords.positions[:, None, :]
 
 
 @dataclass(frozen=True)
@@ -28,8 +31,8 @@ class Full(Rule):
     lookback = (None, 0)
     lookahead = None
 
-    def _visible(self, queries: Coordinates, keys: Coordinates) -> Tensor:
-        return keys.real[:, None, :]
+    def _visible(self, q_coords: Coordinates, k_coords: Coordinates) -> Tensor:
+        return k_coords.real[:, None, :]
 
     def intervals(self, length: int) -> iv.Intervals:
         return iv.single(np.zeros(length, dtype=np.int64), np.full(length, length))
@@ -49,8 +52,8 @@ class Lookahead(Rule):
     def lookahead(self) -> int | None:
         return self.n
 
-    def _visible(self, queries: Coordinates, keys: Coordinates) -> Tensor:
-        return _k(keys) <= _q(queries) + self.n
+    def _visible(self, q_coords: Coordinates, k_coords: Coordinates) -> Tensor:
+        return _k(k_coords) <= _q(q_coords) + self.n
 
     def intervals(self, length: int) -> iv.Intervals:
         query = np.arange(length)
@@ -71,8 +74,8 @@ class Window(Rule):
     def lookback(self) -> Lookback:
         return self.w - 1, 0
 
-    def _visible(self, queries: Coordinates, keys: Coordinates) -> Tensor:
-        return _k(keys) > _q(queries) - self.w
+    def _visible(self, q_coords: Coordinates, k_coords: Coordinates) -> Tensor:
+        return _k(k_coords) > _q(q_coords) - self.w
 
     def intervals(self, length: int) -> iv.Intervals:
         query = np.arange(length)
@@ -108,10 +111,10 @@ class Prefix(Rule):
     def causal_from(self) -> int | None:
         return self.n
 
-    def _visible(self, queries: Coordinates, keys: Coordinates) -> Tensor:
+    def _visible(self, q_coords: Coordinates, k_coords: Coordinates) -> Tensor:
         if self.n is not None:
-            return _k(keys) < self.n
-        return _need_groups(keys, self)[:, None, :] != 0
+            return _k(k_coords) < self.n
+        return _need_groups(k_coords, self)[:, None, :] != 0
 
     @property
     def positional(self) -> bool:  # type: ignore[override]
@@ -136,8 +139,8 @@ class Sinks(Rule):
     def lookback(self) -> Lookback:
         return 0, self.n
 
-    def _visible(self, queries: Coordinates, keys: Coordinates) -> Tensor:
-        return (_k(keys) < self.n) & (_k(keys) <= _q(queries))
+    def _visible(self, q_coords: Coordinates, k_coords: Coordinates) -> Tensor:
+        return (_k(k_coords) < self.n) & (_k(k_coords) <= _q(q_coords))
 
     def intervals(self, length: int) -> iv.Intervals:
         query = np.arange(length)
@@ -161,8 +164,8 @@ class Chunk(Rule):
     def lookahead(self) -> int | None:
         return self.n - 1
 
-    def _visible(self, queries: Coordinates, keys: Coordinates) -> Tensor:
-        return _k(keys) // self.n == _q(queries) // self.n
+    def _visible(self, q_coords: Coordinates, k_coords: Coordinates) -> Tensor:
+        return _k(k_coords) // self.n == _q(q_coords) // self.n
 
     def intervals(self, length: int) -> iv.Intervals:
         start = np.arange(length) // self.n * self.n
@@ -181,8 +184,8 @@ class SameGroup(Rule):
     lookahead_outside_groups = 0
     positional = False
 
-    def _visible(self, queries: Coordinates, keys: Coordinates) -> Tensor:
-        query, key = _need_groups(queries, self), _need_groups(keys, self)
+    def _visible(self, q_coords: Coordinates, k_coords: Coordinates) -> Tensor:
+        query, key = _need_groups(q_coords, self), _need_groups(k_coords, self)
         return (query[:, :, None] == key[:, None, :]) & (key != 0)[:, None, :]
 
     def intervals(self, length: int) -> iv.Intervals:
@@ -199,3 +202,57 @@ def _need_groups(coordinates: Coordinates, rule: Rule) -> Tensor:
             f"{rule} reads groups, but there are none here; give Batch(…, groups=…) or Coordinates(…, groups=…)"
         )
     return coordinates.groups
+
+
+_MOST = 1 << 40
+
+
+def _count(value: int, name: str, least: int, hint: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{name} takes a whole number, not {value!r}")
+    if value > _MOST:
+        said = value if value.bit_length() <= 128 else f"a number of {value.bit_length()} bits"
+        raise ConfigError(f"{name} is {said}, but must be at most {_MOST}; {hint}")
+    if value < least:
+        raise ConfigError(f"{name} is {value}, but must be at least {least}; {hint}")
+    return value
+
+
+def full() -> Rule:
+    """All tokens of the document, both ways."""
+    return Full()
+
+
+def causal() -> Rule:
+    """The token itself and all before it."""
+    return Lookahead(0)
+
+
+def lookahead(n: int) -> Rule:
+    """At most ``n`` tokens ahead (right context); ``lookahead(0)`` is ``causal()``."""
+    return Lookahead(_count(n, "lookahead(n)", 0, "use window(w) to bound the past"))
+
+
+def window(w: int) -> Rule:
+    """The current token and the ``w - 1`` before it. Bounds the past only: combine with ``causal()``."""
+    return Window(_count(w, "window(w)", 1, "leave the rule out for no window"))
+
+
+def prefix(n: int | None = None) -> Rule:
+    """The first ``n`` tokens of each document (or, without ``n``, its tokens with a group) are seen by all of it."""
+    return Prefix(None if n is None else _count(n, "prefix(n)", 1, "leave the rule out for no prefix"))
+
+
+def chunk(n: int) -> Rule:
+    """Only the chunk of ``n`` positions that the query is in."""
+    return Chunk(_count(n, "chunk(n)", 1, "leave the rule out for no chunks"))
+
+
+def sinks(n: int) -> Rule:
+    """The first ``n`` tokens of the document, never ahead: ``causal() & (window(w) | sinks(n))``."""
+    return Sinks(_count(n, "sinks(n)", 1, "leave the rule out for no sinks"))
+
+
+def same_group() -> Rule:
+    """Tokens of one group see each other both ways: ``causal() | same_group()``."""
+    return SameGroup()

@@ -1,7 +1,7 @@
 """Rules: who may see whom, as immutable values that combine with ``&`` and ``|``.
 
 A rule looks at two coordinates and answers ``True`` for *visible*. Being of the same document, and of a
-document at all (segment ≠ 0), is part of every rule and cannot be left off. The single ones are in :mod:`leaves`.
+document at all (segment ≠ 0), is part of every rule and cannot be left off. The single ones are in :mod:`primitives`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Lookback = tuple[int | None, int]
 
 
 class Rule(ABC):
-    """Who may see whom. Rules are made by the functions in ``named`` and combined with ``&`` and ``|``."""
+    """Who may see whom. Rules are made by the functions in :mod:`primitives` and combined with ``&`` and ``|``."""
 
     __slots__ = ()
 
@@ -29,24 +29,25 @@ class Rule(ABC):
     is_slot_mask: bool = False
     """Whether it says which slot sees which, so that no document can be looked at alone."""
 
-    def mask(self, queries: Coordinates, keys: Coordinates) -> Bool[Tensor, "B 1 T S"]:
+    def mask(self, q_coords: Coordinates, k_coords: Coordinates) -> Bool[Tensor, "B 1 T S"]:
         """The readable truth: ``True`` where the query may see the key.
 
         Built once per pair of coordinates and shared by all who ask again.
         """
-        if queries.shape[0] != keys.shape[0]:
+        if q_coords.shape[0] != k_coords.shape[0]:
             raise ConfigError(
-                f"queries have {queries.shape[0]} rows but keys have {keys.shape[0]}; visibility is decided row by row"
+                f"queries have {q_coords.shape[0]} rows but keys have {k_coords.shape[0]}; visibility is decided "
+                "row by row"
             )
-        _, mask = queries.once((self, id(keys)), lambda: (keys, self._mask(queries, keys)))
+        _, mask = q_coords.cached((self, id(k_coords)), lambda: (k_coords, self._mask(q_coords, k_coords)))
         return mask
 
-    def _mask(self, queries: Coordinates, keys: Coordinates) -> Tensor:
-        same = queries.segments[:, :, None] == keys.segments[:, None, :]
-        return (same & queries.real[:, :, None] & self._visible(queries, keys)).unsqueeze(1)
+    def _mask(self, q_coords: Coordinates, k_coords: Coordinates) -> Tensor:
+        same = q_coords.segments[:, :, None] == k_coords.segments[:, None, :]
+        return (same & q_coords.real[:, :, None] & self._visible(q_coords, k_coords)).unsqueeze(1)
 
     @abstractmethod
-    def _visible(self, queries: Coordinates, keys: Coordinates) -> Bool[Tensor, "..."]:
+    def _visible(self, q_coords: Coordinates, k_coords: Coordinates) -> Bool[Tensor, "..."]:
         """The rule alone, inside one document: broadcastable to ``[B, T, S]``."""
 
     @property
@@ -163,10 +164,10 @@ class And(_Combined):
     def causal_from(self) -> int | None:
         return _smallest([rule.causal_from for rule in self.rules])
 
-    def _visible(self, queries: Coordinates, keys: Coordinates) -> Tensor:
-        visible = self.rules[0]._visible(queries, keys)
+    def _visible(self, q_coords: Coordinates, k_coords: Coordinates) -> Tensor:
+        visible = self.rules[0]._visible(q_coords, k_coords)
         for rule in self.rules[1:]:
-            visible = visible & rule._visible(queries, keys)
+            visible = visible & rule._visible(q_coords, k_coords)
         return visible
 
     def intervals(self, length: int) -> iv.Intervals:
@@ -200,10 +201,10 @@ class Or(_Combined):
     def causal_from(self) -> int | None:
         return _largest([rule.causal_from for rule in self.rules])
 
-    def _visible(self, queries: Coordinates, keys: Coordinates) -> Tensor:
-        visible = self.rules[0]._visible(queries, keys)
+    def _visible(self, q_coords: Coordinates, k_coords: Coordinates) -> Tensor:
+        visible = self.rules[0]._visible(q_coords, k_coords)
         for rule in self.rules[1:]:
-            visible = visible | rule._visible(queries, keys)
+            visible = visible | rule._visible(q_coords, k_coords)
         return visible
 
     def intervals(self, length: int) -> iv.Intervals:

@@ -16,7 +16,8 @@ from torch.nn import functional
 
 from pellucid.audits.broken.tiny_decoder import Slots, TinyDecoder, token_losses
 from pellucid.audits.broken.tiny_encoder_decoder import TinyEncoderDecoder
-from pellucid.probe import Probe, Request
+from pellucid.batch import Batch
+from pellucid.probe import Probe
 from pellucid.records import Status
 
 
@@ -54,7 +55,7 @@ def _same_document(queries: Slots, keys: Slots) -> Tensor:
 class SeesOneAhead(TinyDecoder):
     """The mask is cut one diagonal too late: every token sees its own answer."""
 
-    def sees(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
+    def visible(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
         return _same_document(queries, keys) & (_distance(queries, keys) >= -1)
 
 
@@ -64,7 +65,7 @@ class WindowOneTooWide(TinyDecoder):
     def __init__(self, window: int = 3, layers: int = 1) -> None:
         super().__init__(window=window, layers=layers)
 
-    def sees(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
+    def visible(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
         assert self.window is not None
         distance = _distance(queries, keys)
         return _same_document(queries, keys) & (distance >= 0) & (distance <= self.window)
@@ -73,30 +74,30 @@ class WindowOneTooWide(TinyDecoder):
 class MeanOverPads(TinyDecoder):
     """A running mean over time divides by slots, pads included."""
 
-    def mixed(self, x_BTD: Tensor, queries: Slots) -> Tensor:
-        return x_BTD + x_BTD.cumsum(1) / (queries.numbers + 1)[:, :, None]
+    def final_hidden(self, x_BTD: Tensor, queries: Slots) -> Tensor:
+        return x_BTD + x_BTD.cumsum(1) / (queries.indices + 1)[:, :, None]
 
 
 class NoIsolation(TinyDecoder):
     """Packed documents see each other."""
 
-    def sees(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
+    def visible(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
         real = (queries.segments[:, :, None] != 0) & (keys.segments[:, None, :] != 0)
         later = queries.segments[:, :, None] > keys.segments[:, None, :]
-        return (real & later) | super().sees(queries, keys, layer)
+        return (real & later) | super().visible(queries, keys, layer)
 
 
 class SharedCounter(TinyDecoder):
     """Chunks after the first take the cache's length as position of every row, padded or not."""
 
-    def counted_positions(self, queries: Slots) -> Tensor:
-        return queries.numbers.expand_as(queries.positions) if queries.first else queries.positions
+    def position_ids(self, queries: Slots) -> Tensor:
+        return queries.indices.expand_as(queries.positions) if queries.first else queries.positions
 
 
 class DropsOutInEval(TinyDecoder):
     """Functional dropout without the training flag."""
 
-    def mixed(self, x_BTD: Tensor, queries: Slots) -> Tensor:
+    def final_hidden(self, x_BTD: Tensor, queries: Slots) -> Tensor:
         return functional.dropout(x_BTD, 0.1, training=True)
 
 
@@ -106,28 +107,28 @@ class WindowLostByOneKernel(TinyDecoder):
     def __init__(self) -> None:
         super().__init__(window=3)
 
-    def sees(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
+    def visible(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
         if self.kernel == "plain":
-            return super().sees(queries, keys, layer)
+            return super().visible(queries, keys, layer)
         return _same_document(queries, keys) & (_distance(queries, keys) >= 0)
 
 
 class ShiftedTwice(TinyDecoder):
     """Labels are shifted by the data and again by the model: token t + 2 is learnt at t."""
 
-    def loss(self, request: Request) -> tuple[Tensor, Tensor]:
-        learnt = request.learnt[:, 2:] & (request.positions[:, 2:] > 1)
-        losses = token_losses(self(request)[:, :-2], request.tokens[:, 2:])
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        learnt = batch.loss_mask[:, 2:] & (batch.positions[:, 2:] > 1)
+        losses = token_losses(self(batch)[:, :-2], batch.tokens[:, 2:])
         return torch.where(learnt, losses, 0.0).sum(), learnt.sum()
 
 
 class InvertedMask(TinyDecoder):
     """Keys are kept where they are padding."""
 
-    def sees(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
-        past_BTS = queries.numbers[:, :, None] >= keys.numbers[:, None, :]
+    def visible(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
+        past_BTS = queries.indices[:, :, None] >= keys.indices[:, None, :]
         if bool((keys.segments != 0).all()):
-            return super().sees(queries, keys, layer)
+            return super().visible(queries, keys, layer)
         return past_BTS & (keys.segments == 0)[:, None, :]
 
 

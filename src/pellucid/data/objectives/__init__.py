@@ -5,17 +5,17 @@ draws from; :class:`~pellucid.data.Loader` gives each batch dice that follow fro
 and the rank. Labels that a batch already has stay as they are.
 """
 
-from pellucid.data.objectives.documents import Classification, Contrastive, Regression, Span, TokenLabelling
-from pellucid.data.objectives.infill import SpanCorruption
-from pellucid.data.objectives.masked import MaskedLM
-from pellucid.data.objectives.onward import Ahead, PrefixLM, SequenceToSequence, causal
-from pellucid.data.objectives.signature import Objective
+from pellucid.data.objectives.base import Objective
+from pellucid.data.objectives.causal_lm import MultiStepTarget, PrefixLM, SequenceToSequence, causal
+from pellucid.data.objectives.masked_lm import MaskedLM
+from pellucid.data.objectives.span_corruption import SpanCorruption
+from pellucid.data.objectives.supervised import Classification, Contrastive, Regression, Span, TokenLabelling
 
 __all__ = [
-    "Ahead",
     "Classification",
     "Contrastive",
     "MaskedLM",
+    "MultiStepTarget",
     "Objective",
     "PrefixLM",
     "Regression",

@@ -2,24 +2,24 @@
 
 import torch
 
-from pellucid.nn.backends.inputs import AttentionInputs, made_finite, made_loud
+from pellucid.nn.backends.inputs import AttentionInputs, propagate_nan, replace_nonfinite
 from pellucid.shapes import Tensor
 
 
 def attend(call: AttentionInputs) -> Tensor:
     """``softmax(scale · q kᵀ) v`` over visible keys; ``[B, T, N, U]``."""
-    k, v, bad_BS = made_finite(call.k, call.v)
+    k, v, bad_BS = replace_nonfinite(call.k, call.v)
     weights_BKGTS = _weights(call, k)
-    if call.dropout:
-        weights_BKGTS = torch.dropout(weights_BKGTS, call.dropout, train=True)
+    if call.options.dropout:
+        weights_BKGTS = torch.dropout(weights_BKGTS, call.options.dropout, train=True)
     out_BTKGU = torch.einsum("bkgts,bsku->btkgu", weights_BKGTS, v.to(weights_BKGTS.dtype))
     out_BTNU = out_BTKGU.flatten(2, 3).to(call.q.dtype)
-    return made_loud(out_BTNU, bad_BS, call.rule.mask(call.queries, call.keys))
+    return propagate_nan(out_BTNU, bad_BS, call.rule.mask(call.q_coords, call.k_coords))
 
 
 def probabilities(call: AttentionInputs) -> Tensor:
     """The weights, ``[B, N, T, S]``."""
-    k, _, _ = made_finite(call.k, call.v)
+    k, _, _ = replace_nonfinite(call.k, call.v)
     return _weights(call, k).flatten(1, 2)
 
 
@@ -30,11 +30,11 @@ def _weights(call: AttentionInputs, k: Tensor) -> Tensor:
     q_BTKGH = (call.q.to(exact) * call.factor).unflatten(2, (heads, n // heads))
     with torch.autocast(call.q.device.type, enabled=False):
         scores = torch.einsum("btkgh,bskh->bkgts", q_BTKGH, k.to(exact))
-    if call.softcap is not None:
-        scores = call.softcap * torch.tanh(scores / call.softcap)
+    if call.options.softcap is not None:
+        scores = call.options.softcap * torch.tanh(scores / call.options.softcap)
     if call.bias is not None:
         scores = scores + call.bias.to(exact).expand(b, n, t, -1).unflatten(1, (heads, n // heads))
-    mask = call.rule.mask(call.queries, call.keys).unsqueeze(2)  # [B, 1, 1, T, S]
+    mask = call.rule.mask(call.q_coords, call.k_coords).unsqueeze(2)  # [B, 1, 1, T, S]
     if call.sink_logits is not None:
         sinks = call.sink_logits.to(exact).view(1, heads, n // heads, 1, 1).expand(b, -1, -1, t, 1)
         scores = torch.cat([scores, sinks], -1)

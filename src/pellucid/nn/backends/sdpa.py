@@ -13,15 +13,15 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from pellucid.errors import UnsupportedError
-from pellucid.nn.backends.inputs import AttentionInputs, made_finite, made_loud
+from pellucid.nn.backends.inputs import AttentionInputs, propagate_nan, replace_nonfinite
 from pellucid.shapes import Tensor
 from pellucid.visibility import Coordinates, Rule, full
 from pellucid.visibility.rules import is_full, is_plain_causal
 
 
-def refusal(call: AttentionInputs, name: str = "sdpa") -> str | None:
+def unsupported_reason(call: AttentionInputs, name: str = "sdpa") -> str | None:
     """Why this backend, or the one of another ``name`` that is made of it, cannot do what is asked (None: it can)."""
-    if call.softcap is not None:
+    if call.options.softcap is not None:
         return f"{name} has no softcap"
     if call.sink_logits is not None:
         return f"{name} has no sink logits"
@@ -52,17 +52,17 @@ class SDPACall:
             out_BTNU = torch.where(self.seeing[:, :, None, None], out_BTNU, zero)
         if self.bad is None:
             return out_BTNU
-        return made_loud(out_BTNU, self.bad, self.call.rule.mask(self.call.queries, self.call.keys))
+        return propagate_nan(out_BTNU, self.bad, self.call.rule.mask(self.call.q_coords, self.call.k_coords))
 
 
 def prepare(call: AttentionInputs) -> SDPACall:
     """What the kernel has to be asked."""
-    why = refusal(call)
+    why = unsupported_reason(call)
     if why:
         raise UnsupportedError(f"{why}; use backend='reference' or 'auto'")
-    k, v, bad_BS = made_finite(call.k, call.v)
-    shortcut = None if call.bias is not None else _shortcut(call.rule, call.queries, call.keys)
-    mask, seeing_BT = _safe_mask(call) if shortcut is None else (None, None)
+    k, v, bad_BS = replace_nonfinite(call.k, call.v)
+    shortcut = None if call.bias is not None else infer_is_causal(call.rule, call.q_coords, call.k_coords)
+    mask, seeing_BT = mask_with_open_rows(call) if shortcut is None else (None, None)
     heads, kv_heads = call.q.shape[2], k.shape[2]
     # One new token: the query heads of a group are rows over the same keys, and no key is copied.
     folded = call.q.shape[1] == 1 and mask is None
@@ -71,7 +71,7 @@ def prepare(call: AttentionInputs) -> SDPACall:
         "key": k.transpose(1, 2),
         "value": v.transpose(1, 2),
         "attn_mask": mask,
-        "dropout_p": call.dropout,
+        "dropout_p": call.options.dropout,
         "is_causal": shortcut == "causal",
         "scale": call.factor,
         "enable_gqa": kv_heads < heads and not folded,
@@ -79,12 +79,12 @@ def prepare(call: AttentionInputs) -> SDPACall:
     return SDPACall(call, arguments, folded, seeing_BT, bad_BS)
 
 
-def _shortcut(rule: Rule, queries: Coordinates, keys: Coordinates) -> str | None:
+def infer_is_causal(rule: Rule, q_coords: Coordinates, k_coords: Coordinates) -> str | None:
     """``"causal"`` or ``"none"`` where the kernel needs no mask."""
-    query, key = queries.layout, keys.layout
+    query, key = q_coords.layout, k_coords.layout
     if query is None or key is None or query.kind != "full" or key.kind != "full":
         return None
-    if queries is keys and all(run.first == 0 for run in query.runs):
+    if q_coords is k_coords and all(run.first == 0 for run in query.runs):
         if is_plain_causal(rule, query.slots):
             return "causal"
         return "none" if is_full(rule, query.slots) else None
@@ -102,18 +102,18 @@ def _shortcut(rule: Rule, queries: Coordinates, keys: Coordinates) -> str | None
     return "none" if rule == full() else None
 
 
-def _safe_mask(call: AttentionInputs) -> tuple[Tensor, Tensor | None]:
+def mask_with_open_rows(call: AttentionInputs) -> tuple[Tensor, Tensor | None]:
     """The mask with blind rows opened (a kernel must not divide by nothing), and which rows see at all (None: all)."""
     dtype = call.q.dtype
 
     def make() -> tuple[Tensor, Tensor | None]:
-        mask = call.rule.mask(call.queries, call.keys)
+        mask = call.rule.mask(call.q_coords, call.k_coords)
         seeing = mask.any(-1, keepdim=True)
         if mask.device.type == "cpu" and bool(seeing.all()):
             return mask, None
         return mask | ~seeing, seeing[:, 0, :, 0]
 
-    mask, seeing_BT, _ = call.queries.once(("sdpa", call.rule, id(call.keys)), lambda: (*make(), call.keys))
+    mask, seeing_BT, _ = call.q_coords.cached(("sdpa", call.rule, id(call.k_coords)), lambda: (*make(), call.k_coords))
     if call.bias is not None:
         mask = torch.where(mask, call.bias.to(dtype), torch.full((), float("-inf"), dtype=dtype, device=mask.device))
     return mask, seeing_BT

@@ -23,22 +23,22 @@ from pellucid.visibility import Coordinates, Layout, Run
 _PAIRS_PER_CALL = 4096
 
 
-def refusal(call: AttentionInputs) -> str | None:
+def unsupported_reason(call: AttentionInputs) -> str | None:
     """Why this backend cannot do what is asked (None: it can)."""
-    if call.queries.layout is None or call.keys.layout is None:
-        return "ragged needs coordinates whose layout the host knows (Coordinates(layout=…) or CPU tensors)"
+    if call.q_coords.layout is None or call.k_coords.layout is None:
+        return "varlen needs coordinates whose layout the host knows (Coordinates(layout=…) or CPU tensors)"
     if call.bias is not None:
-        return "ragged takes no bias"
+        return "varlen takes no bias"
     if call.rule.is_slot_mask:
-        return "ragged cannot cut a given mask into documents"
-    return sdpa.refusal(call, "ragged")
+        return "varlen cannot cut a given mask into documents"
+    return sdpa.unsupported_reason(call, "varlen")
 
 
-def pays(call: AttentionInputs) -> bool:
+def is_profitable(call: AttentionInputs) -> bool:
     """Whether going document by document is less work than one dense call."""
     if not call.is_self:
         return False
-    layout = call.queries.layout
+    layout = call.q_coords.layout
     assert layout is not None
     pairs = sum((run.stop - run.start) ** 2 for run in layout.runs)
     return pairs + _PAIRS_PER_CALL * len(layout.runs) < layout.rows * layout.slots**2
@@ -46,11 +46,13 @@ def pays(call: AttentionInputs) -> bool:
 
 def attend(call: AttentionInputs) -> Tensor:
     """As the reference, one document at a time."""
-    why = refusal(call)
+    why = unsupported_reason(call)
     if why:
-        others = "'sdpa', 'reference'" if sdpa.refusal(call) is None else "'reference'"
+        others = "'sdpa', 'reference'" if sdpa.unsupported_reason(call) is None else "'reference'"
         raise UnsupportedError(f"{why}; use backend={others} or 'auto'")
-    plan, _ = call.queries.once(("ragged", id(call.keys)), lambda: (_plan(call.queries, call.keys), call.keys))
+    plan, _ = call.q_coords.cached(
+        ("varlen", id(call.k_coords)), lambda: (_plan(call.q_coords, call.k_coords), call.k_coords)
+    )
     q_pieces = _cut(call.q, plan.queries)
     k_pieces, v_pieces = _cut(call.k, plan.keys), _cut(call.v, plan.keys)
     outs = []
@@ -60,15 +62,15 @@ def attend(call: AttentionInputs) -> Tensor:
             # padding, or a document without keys: exactly 0, and still part of the graph
             outs.append(q.new_zeros(*q.shape[:-1], call.v.shape[-1]))
             continue
-        keys = plan.coordinates[memory]
-        queries = keys if piece.slots == _only_slots(plan, memory) and call.is_self else piece.coordinates
+        k_coords = plan.coordinates[memory]
+        q_coords = k_coords if piece.slots == _only_slots(plan, memory) and call.is_self else piece.coordinates
         part = replace(
             call,
             q=q.unsqueeze(0),
             k=_joined(k_pieces, memory).unsqueeze(0),
             v=_joined(v_pieces, memory).unsqueeze(0),
-            queries=queries,
-            keys=keys,
+            q_coords=q_coords,
+            k_coords=k_coords,
         )
         prepared = sdpa.prepare(part)
         outs.append(prepared.finish(scaled_dot_product_attention(**prepared.arguments)).squeeze(0))
@@ -76,7 +78,7 @@ def attend(call: AttentionInputs) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class _Piece:
+class VarlenSegment:
     """Neighbouring slots, counted through all rows: one run, or (document None) the padding between two."""
 
     slots: tuple[int, int]
@@ -85,37 +87,37 @@ class _Piece:
 
 
 @dataclass(frozen=True, eq=False)
-class _Plan:
-    queries: list[_Piece]
-    keys: list[_Piece]
+class VarlenPlan:
+    queries: list[VarlenSegment]
+    keys: list[VarlenSegment]
     memory: dict[tuple[int, int], tuple[int, ...]]  # document -> its pieces of the keys
     coordinates: dict[tuple[int, ...], Coordinates]
 
 
-def _plan(queries: Coordinates, keys: Coordinates) -> _Plan:
-    query_pieces, key_pieces = _pieces(queries), _pieces(keys)
+def _plan(q_coords: Coordinates, k_coords: Coordinates) -> VarlenPlan:
+    query_pieces, key_pieces = _pieces(q_coords), _pieces(k_coords)
     grouped: dict[tuple[int, int], list[int]] = defaultdict(list)
     for index, piece in enumerate(key_pieces):
         if piece.document:
             grouped[piece.document].append(index)
     memory = {document: tuple(indices) for document, indices in grouped.items()}
     joined = {indices: _join_coordinates([key_pieces[i] for i in indices]) for indices in memory.values()}
-    return _Plan(query_pieces, key_pieces, memory, joined)
+    return VarlenPlan(query_pieces, key_pieces, memory, joined)
 
 
-def _pieces(coordinates: Coordinates) -> list[_Piece]:
+def _pieces(coordinates: Coordinates) -> list[VarlenSegment]:
     layout = coordinates.layout
     assert layout is not None
-    pieces: list[_Piece] = []
+    pieces: list[VarlenSegment] = []
     done = 0
     for run in sorted(layout.runs):
         start, stop = run.row * layout.slots + run.start, run.row * layout.slots + run.stop
         if start > done:
-            pieces.append(_Piece((done, start), None, None))
-        pieces.append(_Piece((start, stop), (run.row, run.segment), _of_run(coordinates, run)))
+            pieces.append(VarlenSegment((done, start), None, None))
+        pieces.append(VarlenSegment((start, stop), (run.row, run.segment), _of_run(coordinates, run)))
         done = stop
     if done < layout.rows * layout.slots:
-        pieces.append(_Piece((done, layout.rows * layout.slots), None, None))
+        pieces.append(VarlenSegment((done, layout.rows * layout.slots), None, None))
     return pieces
 
 
@@ -127,7 +129,7 @@ def _of_run(whole: Coordinates, run: Run) -> Coordinates:
     return Coordinates(whole.positions[row, slots], whole.segments[row, slots], groups, layout)
 
 
-def _join_coordinates(pieces: list[_Piece]) -> Coordinates:
+def _join_coordinates(pieces: list[VarlenSegment]) -> Coordinates:
     parts = [piece.coordinates for piece in pieces if piece.coordinates is not None]
     if len(parts) == 1:
         return parts[0]
@@ -146,11 +148,11 @@ def _join_coordinates(pieces: list[_Piece]) -> Coordinates:
     )
 
 
-def _only_slots(plan: _Plan, memory: tuple[int, ...]) -> tuple[int, int] | None:
+def _only_slots(plan: VarlenPlan, memory: tuple[int, ...]) -> tuple[int, int] | None:
     return plan.keys[memory[0]].slots if len(memory) == 1 else None
 
 
-def _cut(x_BTNH: Tensor, pieces: list[_Piece]) -> tuple[Tensor, ...]:
+def _cut(x_BTNH: Tensor, pieces: list[VarlenSegment]) -> tuple[Tensor, ...]:
     return x_BTNH.flatten(0, 1).split([piece.slots[1] - piece.slots[0] for piece in pieces])
 
 

@@ -30,7 +30,7 @@ def document_lengths(coordinates: Coordinates) -> Int[Tensor, "B T"]:
     A document that goes on from a cache counts its past, because its positions do. Padding counts as a document of
     its own, and its numbers mean nothing.
     """
-    return coordinates.once("document lengths", lambda: _lengths(coordinates))
+    return coordinates.cached("document lengths", lambda: _lengths(coordinates))
 
 
 def host_layout(coordinates: Coordinates) -> Layout | None:
@@ -39,7 +39,7 @@ def host_layout(coordinates: Coordinates) -> Layout | None:
         return coordinates.layout
     if coordinates.positions.device.type == "meta" or torch.compiler.is_compiling():
         return None
-    return coordinates.once("host layout", lambda: Layout.of(coordinates.positions.cpu(), coordinates.segments.cpu()))
+    return coordinates.cached("host layout", lambda: Layout.of(coordinates.positions.cpu(), coordinates.segments.cpu()))
 
 
 def _lengths(coordinates: Coordinates) -> Tensor:

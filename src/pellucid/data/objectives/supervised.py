@@ -1,0 +1,139 @@
+"""Objectives whose answers come with the data: checked here, so that no loss meets an impossible one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from pellucid.batch import IGNORED, Batch
+from pellucid.errors import ConfigError, DataError
+from pellucid.shapes import Tensor
+
+
+@dataclass(frozen=True)
+class Classification:
+    """Each document has one of ``classes`` classes: ``targets`` int64 ``[C]``, :data:`IGNORED` where unknown."""
+
+    classes: int
+    overlap = 0
+
+    def __post_init__(self) -> None:
+        _refuse_classes(self.classes)
+
+    def __call__(self, batch: Batch, generator: torch.Generator | None = None) -> Batch:
+        targets = _targets(batch, "Classification", "int64 [C]")
+        if targets.dtype != torch.int64 or targets.dim() != 1:
+            raise _unlike(targets, "Classification", "int64 [C]")
+        _refuse_class(targets, self.classes)
+        return batch
+
+
+@dataclass(frozen=True)
+class Regression:
+    """Each document has a number, or ``numbers`` of them: ``targets`` floating ``[C]`` or ``[C, numbers]``, finite."""
+
+    numbers: int = 1
+    overlap = 0
+
+    def __post_init__(self) -> None:
+        if self.numbers < 1:
+            raise ConfigError(f"numbers is {self.numbers}; a document has 1 or more")
+
+    def __call__(self, batch: Batch, generator: torch.Generator | None = None) -> Batch:
+        wanted = "floating [C]" if self.numbers == 1 else f"floating [C, {self.numbers}]"
+        targets = _targets(batch, "Regression", wanted)
+        shapes: list[tuple[int, ...]] = [(self.numbers,), ()] if self.numbers == 1 else [(self.numbers,)]
+        if not targets.is_floating_point() or targets.shape[1:] not in shapes:
+            raise _unlike(targets, "Regression", wanted)
+        if not targets.isfinite().all():
+            document = int((~targets.isfinite()).reshape(len(targets), -1).any(1).nonzero()[0])
+            raise DataError(f"the target of document {document} is {targets[document].tolist()}; give finite numbers")
+        return batch
+
+
+@dataclass(frozen=True)
+class Span:
+    """An answer in each document: ``targets`` int64 ``[C, 2]``, its first and last position, both :data:`IGNORED`
+    where there is none."""
+
+    overlap = 0
+
+    def __call__(self, batch: Batch, generator: torch.Generator | None = None) -> Batch:
+        targets = _targets(batch, "Span", "int64 [C, 2]")
+        if targets.dtype != torch.int64 or targets.shape[1:] != (2,):
+            raise _unlike(targets, "Span", "int64 [C, 2]")
+        lengths = [length for row in batch.document_lengths for length in row.values()]
+        for document, ((first, last), length) in enumerate(zip(targets.tolist(), lengths, strict=True)):
+            if not (0 <= first <= last < length or first == last == IGNORED):
+                raise DataError(
+                    f"the answer of document {document} goes from position {first} to {last}, but the document has "
+                    f"positions 0 … {length - 1}; give first <= last inside it, or {IGNORED} twice for no answer"
+                )
+        return batch
+
+
+@dataclass(frozen=True)
+class TokenLabelling:
+    """Each token has one of ``classes`` classes: ``labels`` in place, without a shift."""
+
+    classes: int
+    overlap = 0
+
+    def __post_init__(self) -> None:
+        _refuse_classes(self.classes)
+
+    def __call__(self, batch: Batch, generator: torch.Generator | None = None) -> Batch:
+        if batch.labels is None:
+            raise DataError("TokenLabelling needs batch.labels, and it is None; give each token's class there")
+        _refuse_class(batch.labels.flatten(), self.classes)
+        return batch
+
+
+@dataclass(frozen=True)
+class Contrastive:
+    """Documents 2i and 2i+1 belong together, all others apart: ``targets`` becomes each document's partner, ``[C]``.
+
+    >>> Contrastive()(Batch.packed([[5], [6], [7], [8]])).targets.tolist()
+    [1, 0, 3, 2]
+    """
+
+    overlap = 0
+
+    def __call__(self, batch: Batch, generator: torch.Generator | None = None) -> Batch:
+        if batch.documents % 2:
+            raise DataError(
+                f"Contrastive pairs documents 2i and 2i+1, but the batch has {batch.documents}; keep pairs together"
+            )
+        partners = torch.arange(batch.documents, device=batch.tokens.device) ^ 1
+        if batch.targets is not None and not batch.targets.equal(partners):
+            raise DataError(
+                f"Contrastive makes the targets itself, but the batch has some of shape {tuple(batch.targets.shape)}; "
+                "leave them out"
+            )
+        return replace(batch, targets=partners)
+
+
+def _targets(batch: Batch, objective: str, wanted: str) -> Tensor:
+    if batch.targets is None:
+        raise DataError(f"{objective} needs batch.targets ({wanted}), and it is None; give one entry a document")
+    return batch.targets
+
+
+def _unlike(targets: Tensor, objective: str, wanted: str) -> DataError:
+    kind = str(targets.dtype).removeprefix("torch.")
+    return DataError(f"{objective} needs targets {wanted}, but they are {kind} {list(targets.shape)}; convert them")
+
+
+def _refuse_classes(classes: int) -> None:
+    if classes < 2:
+        raise ConfigError(f"classes is {classes}; a choice needs 2 or more")
+
+
+def _refuse_class(found: Tensor, classes: int) -> None:
+    wrong = (found != IGNORED) & ((found < 0) | (found >= classes))
+    if wrong.any():
+        raise DataError(
+            f"class {int(found[wrong][0])} was found, but there are {classes} classes (0 … {classes - 1}); "
+            f"raise classes, or write {IGNORED} for what is not known"
+        )
