@@ -11,27 +11,18 @@ from pellucid.audits.broken.tiny_decoder import Slots, TinyCache, TinyDecoder
 from pellucid.batch import Batch
 
 
-def _back(queries: Slots, keys: Slots) -> Tensor:
-    return queries.positions[:, :, None] - keys.positions[:, None, :]
-
-
-def _together(queries: Slots, keys: Slots) -> Tensor:
-    same = queries.segments[:, :, None] == keys.segments[:, None, :]
-    return same & (keys.segments[:, None, :] != 0)
-
-
 class LastLayerOpen(TinyDecoder):
     """The last layer was built without the causal flag."""
 
     def visible(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
-        return _together(queries, keys) if layer == len(self.layers) - 1 else super().visible(queries, keys, layer)
+        return queries.same_document(keys) if layer == len(self.layers) - 1 else super().visible(queries, keys, layer)
 
 
 class UpsideDown(TinyDecoder):
     """``True`` was taken to mean hidden: everyone sees the future only."""
 
     def visible(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
-        return _together(queries, keys) & (_back(queries, keys) < 0)
+        return queries.same_document(keys) & (queries.distance(keys) < 0)
 
 
 class AddsSmallMask(TinyDecoder):
@@ -53,7 +44,7 @@ class CausalOnlyBesidePadding(TinyDecoder):
 
     def visible(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
         padded = bool((queries.segments == 0).any())
-        return super().visible(queries, keys, layer) if padded else _together(queries, keys)
+        return super().visible(queries, keys, layer) if padded else queries.same_document(keys)
 
 
 class OpenChunk(TinyDecoder):
@@ -61,7 +52,7 @@ class OpenChunk(TinyDecoder):
 
     def visible(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
         inside = (keys.indices >= queries.first) & (queries.first > 0)
-        return super().visible(queries, keys, layer) | (_together(queries, keys) & inside[:, None, :])
+        return super().visible(queries, keys, layer) | (queries.same_document(keys) & inside[:, None, :])
 
 
 class SeesPads(TinyDecoder):
@@ -82,7 +73,7 @@ class CausalOnlyWithoutPadding(TinyDecoder):
 
     def visible(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
         padded = bool((queries.segments == 0).any())
-        return _together(queries, keys) if padded else super().visible(queries, keys, layer)
+        return queries.same_document(keys) if padded else super().visible(queries, keys, layer)
 
 
 class AddsWhereItShouldSelect(TinyDecoder):

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from pellucid.audits.broken.tiny_decoder import Slots, TinyDecoder, token_losses
-from pellucid.audits.broken.tiny_encoder_decoder import TinyEncoderDecoder
+from pellucid.audits.probes.torch_layers_probe import TorchLayersProbe
 from pellucid.batch import Batch
 from pellucid.probe import Probe
 from pellucid.records import Status
@@ -43,20 +44,11 @@ class BrokenModel:
         return probe
 
 
-def _distance(queries: Slots, keys: Slots) -> Tensor:
-    return queries.positions[:, :, None] - keys.positions[:, None, :]
-
-
-def _same_document(queries: Slots, keys: Slots) -> Tensor:
-    same = queries.segments[:, :, None] == keys.segments[:, None, :]
-    return same & (keys.segments[:, None, :] != 0)
-
-
 class SeesOneAhead(TinyDecoder):
     """The mask is cut one diagonal too late: every token sees its own answer."""
 
     def visible(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
-        return _same_document(queries, keys) & (_distance(queries, keys) >= -1)
+        return queries.same_document(keys) & (queries.distance(keys) >= -1)
 
 
 class WindowOneTooWide(TinyDecoder):
@@ -67,8 +59,8 @@ class WindowOneTooWide(TinyDecoder):
 
     def visible(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
         assert self.window is not None
-        distance = _distance(queries, keys)
-        return _same_document(queries, keys) & (distance >= 0) & (distance <= self.window)
+        distance = queries.distance(keys)
+        return queries.same_document(keys) & (distance >= 0) & (distance <= self.window)
 
 
 class MeanOverPads(TinyDecoder):
@@ -82,9 +74,8 @@ class NoIsolation(TinyDecoder):
     """Packed documents see each other."""
 
     def visible(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
-        real = (queries.segments[:, :, None] != 0) & (keys.segments[:, None, :] != 0)
-        later = queries.segments[:, :, None] > keys.segments[:, None, :]
-        return (real & later) | super().visible(queries, keys, layer)
+        earlier_BTS = (keys.segments[:, None, :] != 0) & (queries.segments[:, :, None] > keys.segments[:, None, :])
+        return earlier_BTS | super().visible(queries, keys, layer)
 
 
 class SharedCounter(TinyDecoder):
@@ -110,20 +101,20 @@ class WindowLostByOneKernel(TinyDecoder):
     def visible(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
         if self.kernel == "plain":
             return super().visible(queries, keys, layer)
-        return _same_document(queries, keys) & (_distance(queries, keys) >= 0)
+        return queries.same_document(keys) & (queries.distance(keys) >= 0)
 
 
 class ShiftedTwice(TinyDecoder):
-    """Labels are shifted by the data and again by the model: token t + 2 is learnt at t."""
+    """Labels are shifted by the data and again by the model: token t + 2 is predicted at t."""
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        learnt = batch.loss_mask[:, 2:] & (batch.positions[:, 2:] > 1)
-        losses = token_losses(self(batch)[:, :-2], batch.tokens[:, 2:])
-        return torch.where(learnt, losses, 0.0).sum(), learnt.sum()
+        scored_BT = batch.loss_mask[:, 2:] & (batch.positions[:, 2:] > 1)
+        losses_BT = token_losses(self(batch)[:, :-2], batch.tokens[:, 2:])
+        return torch.where(scored_BT, losses_BT, 0.0).sum(), scored_BT.sum()
 
 
 class InvertedMask(TinyDecoder):
-    """Keys are kept where they are padding."""
+    """The padding mask is read upside down: only padding is seen."""
 
     def visible(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
         past_BTS = queries.indices[:, :, None] >= keys.indices[:, None, :]
@@ -132,11 +123,20 @@ class InvertedMask(TinyDecoder):
         return past_BTS & (keys.segments == 0)[:, None, :]
 
 
-class CrossIsCausal(TinyEncoderDecoder):
+class CrossIsCausal(nn.TransformerDecoderLayer):
     """The decoder's causal mask was handed to cross-attention too: query 0 sees the first source token only."""
 
-    def memory_mask(self, targets: int, sources: int) -> Tensor:
-        return torch.ones(targets, sources, dtype=torch.bool).triu(1)
+    def __init__(self) -> None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            super().__init__(16, 2, 32, dropout=0.1, batch_first=True)
+
+    def forward(self, tgt: Tensor, memory: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        hidden_TS = torch.ones(tgt.shape[1], memory.shape[1], dtype=torch.bool, device=tgt.device).triu(1)
+        return super().forward(tgt, memory, *args, **kwargs | {"memory_mask": hidden_TS})
+
+    def probe(self) -> TorchLayersProbe:
+        return TorchLayersProbe(self)
 
 
 BROKEN_MODELS = (

@@ -38,6 +38,14 @@ class Slots:
         """``[1, T]``: slot indices, which a healthy model never looks at."""
         return self.first + torch.arange(self.positions.shape[1], device=self.positions.device)[None]
 
+    def distance(self, keys: Slots) -> Tensor:
+        """``[B, T, S]``: how far back keys are."""
+        return self.positions[:, :, None] - keys.positions[:, None, :]
+
+    def same_document(self, keys: Slots) -> Tensor:
+        """``Bool[B, T, S]``: which keys are tokens of the query's document."""
+        return (self.segments[:, :, None] == keys.segments[:, None, :]) & (keys.segments[:, None, :] != 0)
+
 
 class TinyCache:
     """Keys, values and coordinates of every slot; slots without a token have segment 0."""
@@ -103,10 +111,9 @@ class TinyDecoder(nn.Module):
 
     def visible(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
         """``Bool[B, T, S]``: same document, not ahead, within the window."""
-        back_BTS = queries.positions[:, :, None] - keys.positions[:, None, :]
-        same_BTS = queries.segments[:, :, None] == keys.segments[:, None, :]
-        near_BTS = back_BTS >= 0 if self.window is None else (back_BTS >= 0) & (back_BTS < self.window)
-        return same_BTS & near_BTS & (keys.segments[:, None, :] != 0)
+        distance_BTS = queries.distance(keys)
+        near_BTS = distance_BTS >= 0 if self.window is None else (distance_BTS >= 0) & (distance_BTS < self.window)
+        return queries.same_document(keys) & near_BTS
 
     def position_ids(self, queries: Slots) -> Tensor:
         """The positions that embeddings and rotations use."""
