@@ -6,7 +6,7 @@ what the head says; the way through is one, and fits on this screen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -78,7 +78,9 @@ class Model(nn.Module):
         """
         self._check(batch, cache, want)
         memory, routing = self.remembered(batch, cache)
-        placed = _apart(self.placed) if torch.compiler.is_compiling() else self.placed
+        # what a cache or a limit asks of the host is no part of a graph
+        asks = cache is not None or self.config.max_position_embeddings is not None
+        placed = torch.compiler.disable(self.placed) if asks and torch.compiler.is_compiling() else self.placed
         queries, keys = placed(batch, cache)
         x_BTD = self.embedded(batch, queries)
         biases = [bias(queries, keys) for bias in self.position_biases]
@@ -204,16 +206,3 @@ class Model(nn.Module):
                 "a cached chunk holds only the end of a document, and this head pools all of it; run it "
                 "at once, or choose pooling 'last'"
             )
-
-
-def _apart(placed: Callable[..., tuple[Coordinates, Coordinates]]) -> Callable[..., tuple[Coordinates, Coordinates]]:
-    """``placed``, run as it is: compiled code goes around places and what follows from them, new with every batch."""
-
-    def run(*asked: Any) -> tuple[Coordinates, Coordinates]:
-        queries, keys = placed(*asked)
-        for places in (queries, keys):
-            object.__setattr__(places, "apart", True)
-        return queries, keys
-
-    found: Callable[..., tuple[Coordinates, Coordinates]] = torch.compiler.disable(run)
-    return found
