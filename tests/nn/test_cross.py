@@ -361,7 +361,7 @@ CROSSED = [PreNormBlock, PostNormBlock, DeepNormBlock, SandwichBlock]
 
 def block_written_out(b, x, places, memory):
     attend = lambda h: b.attention(h, LayerContext.of(places))  # noqa: E731
-    read = lambda h: b.cross_attention(h, places, memory)  # noqa: E731
+    read = lambda h: b.cross_attention(h, LayerContext.of(places, encoder_output=memory))  # noqa: E731
     match b:
         case PreNormBlock():
             x = x + attend(b.attn_norm(x))

@@ -11,6 +11,7 @@ from pellucid.data import Batch
 from pellucid.errors import InputError
 from pellucid.models import build
 from pellucid.nn import DenseFFN, GatedFFN, LayerNorm, PostNormBlock, PreNormBlock, RMSNorm
+from pellucid.nn.attention import LayerContext
 from pellucid.visibility import Coordinates
 
 
