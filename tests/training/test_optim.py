@@ -11,7 +11,6 @@ from pellucid.errors import CheckpointError
 from pellucid.models.architectures import Decoder
 from pellucid.models.build import build
 from pellucid.models.config import ModelConfig
-from pellucid.models.architectures import Decoder
 from pellucid.training.config import AdamWConfig, MuonConfig
 from pellucid.training.optim import OptimizerSet, make_optimizers, roles
 

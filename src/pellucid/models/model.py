@@ -94,11 +94,8 @@ class Model(nn.Module):
         """Run ``batch``; with a ``cache``, its rows continue the cached ones.
 
         ``want="loss"`` returns ``Output.loss`` = (total, count) over the batch's labels or targets, without all logits
-        of a vocabulary in memory at once; ``want="hidden"`` stops before the head.
-
-        Raises:
-            InputError: a batch, cache or ``want`` that does not fit the model.
-            LengthError: a document longer than the model can read.
+        of a vocabulary in memory at once; ``want="hidden"`` stops before the head. Raises an InputError or LengthError
+        for a batch that the model cannot read.
         """
         self._check(batch, cache, want)
         encoder_output, routing = self.encode_source(batch, cache)
@@ -107,16 +104,10 @@ class Model(nn.Module):
         x_BTD = self.embed(batch, q_coords)
         biases = [bias(q_coords, k_coords) for bias in self.position_biases]
         sinks = [RouterStatsSink() for _ in self.layers]
-        for index, block in enumerate(self.layers):
-            number = self.bias_of[index]
-            ctx = LayerContext(
-                q_coords,
-                k_coords,
-                encoder_output=encoder_output,
-                cache=None if cache is None else cache.layers[index],
-                bias=None if number is None else biases[number],
-                router_stats=sinks[index],
-            )
+        caches = [None] * len(sinks) if cache is None else cache.layers
+        for block, number, layer_cache, sink in zip(self.layers, self.bias_of, caches, sinks, strict=True):
+            bias = None if number is None else biases[number]
+            ctx = LayerContext(q_coords, k_coords, encoder_output, layer_cache, bias, sink)
             if self.gradient_checkpointing and self.training and cache is None:
                 x_BTD = checkpoint(block, x_BTD, ctx, use_reentrant=False)
             else:
