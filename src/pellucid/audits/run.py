@@ -56,7 +56,7 @@ def audit(
         checks: names in ``CHECKS``; all by default.
         length: tokens of the long sequences; shorter where the target cannot take so many.
         budget: seconds, which decide how many tokens of long sequences are changed; checks that have not begun when it
-            is spent are ``unasked``, and the audit is not finished.
+            is spent are ``not_run``, and the audit is not finished.
         seed: of the random tokens.
         progress: is called with the name of each check before it runs.
 
@@ -79,7 +79,7 @@ def audit(
         untouched = shallow_weight_copy(getattr(probe, "module", None))
     _refuse_incomplete(probe)
     findings: list[Finding] = []
-    unasked: list[str] = []
+    not_run: list[str] = []
     with preserve_state(probe.module):
         context = AuditContext(probe, length=length, seed=seed, budget=budget)
         context.untouched = untouched
@@ -87,8 +87,8 @@ def audit(
             if progress is not None:
                 progress(check.name)
             if context.spent:
-                unasked.append(check.name)
-                message = f"not asked: the budget of {context.budget:g} s was spent"
+                not_run.append(check.name)
+                message = f"not run: the budget of {context.budget:g} s was spent"
                 findings.append(Finding(check.name, "not_applicable", message))
             else:
                 findings += _findings(check, context)
@@ -97,7 +97,7 @@ def audit(
         flows, views = _pictures(context)
     seconds = time.perf_counter() - start
     called = _how_it_was_called(probe)
-    return AuditReport(probe.name, tuple(findings), seconds, context.taken, flows, views, tuple(unasked), called)
+    return AuditReport(probe.name, tuple(findings), seconds, context.taken, flows, views, tuple(not_run), called)
 
 
 def probe_for(target: object) -> Probe:
@@ -195,7 +195,7 @@ def _not_applicable(check: Check, context: AuditContext) -> str:
     if missing:
         refused = getattr(probe, "refused", {})
         reason = next((f": it raises {refused[name]}" for name in missing if refused.get(name)), "")
-        return f"{probe.name} cannot be asked for {', '.join(missing)}{reason}"
+        return f"{probe.name} does not support {', '.join(missing)}{reason}"
     if context.length < check.length:
         return f"the check needs {check.length} tokens in a row, but {probe.name} takes {context.length}"
     return ""

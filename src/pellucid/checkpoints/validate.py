@@ -14,7 +14,7 @@ from pellucid.data.chat import ChatTemplate
 from pellucid.data.records import printable
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import CheckpointError
-from pellucid.models.devices import why_unusable
+from pellucid.models.build import why_unusable
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """The types that weights may have."""

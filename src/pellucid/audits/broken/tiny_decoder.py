@@ -260,16 +260,16 @@ class TinyProbe(Probe):
         return self.model.cache_class(len(self.model.layers), rows, capacity, width, dtype)
 
     def attention(self, batch: Batch) -> list[Tensor]:
-        kept: list[Tensor] = []
+        captured: list[Tensor] = []
 
         def weights(scores_BTS: Tensor, visible_BTS: Tensor) -> Tensor:
             weights_BTS = type(self.model).attention_weights(self.model, scores_BTS, visible_BTS)
-            kept.append(weights_BTS[:, None])
+            captured.append(weights_BTS[:, None])
             return weights_BTS
 
         with self.kernel(KERNELS[0]), attribute_set(self.model, "attention_weights", weights):
             self.logits(batch)
-        return kept
+        return captured
 
     def kernel(self, name: str) -> AbstractContextManager[None]:
         return attribute_set(self.model, "kernel", name)
