@@ -206,7 +206,8 @@ def _check_length(stack: TransformerConfig) -> None:
     if isinstance(table, LearnedPositionsConfig) and most is not None and most > table.max_position_embeddings:
         raise ValueError(
             f"max_position_embeddings is {most}, but position 'learned' has a table for "
-            f"{table.max_position_embeddings}; make position.max_position_embeddings larger, or leave max_position_embeddings out"
+            f"{table.max_position_embeddings}; make position.max_position_embeddings larger, or leave "
+            "max_position_embeddings out"
         )
 
 

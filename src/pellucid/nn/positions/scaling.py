@@ -145,7 +145,8 @@ class Llama3Scaling(RopeScaling):
     """Fast pairs stay, slow ones are divided by ``factor`` (Llama 3.1).
 
     Fast are those that turn more than ``high_freq_factor`` times in the original length, slow those that turn fewer
-    than ``low_freq_factor`` times. Between the two the change is linear in the number of turns (Llama 3.1's reference code, ``apply_scaling``).
+    than ``low_freq_factor`` times. Between the two the change is linear in the number of turns (reference
+    code, ``apply_scaling``).
     """
 
     factor: float
@@ -245,10 +246,9 @@ class YarnScaling(RopeScaling):
 class LongRopeScaling(RopeScaling):
     """One divisor a pair: ``short_factor`` up to the original length, ``long_factor`` past it (LongRoPE).
 
-    Ding et al. 2024 §3.2. The table is chosen by the length of each document, not by the room in a cache. Cosines and sines are multiplied
-    by ``attention_factor``: a number, or one for each table ``(short, long)``; left out, it is
-    ``sqrt(1 + ln(factor) / ln(original_max_position_embeddings))``, where ``factor`` says how many times
-    longer text may be.
+    Ding et al. 2024 §3.2. The table is chosen by the length of each document, not by the room in a cache. Cosines and
+    sines are multiplied by ``attention_factor``: a number, or one for each table ``(short, long)``; left out, it is
+    ``sqrt(1 + ln(factor) / ln(original_max_position_embeddings))``, where text may be ``factor`` times longer.
     """
 
     short_factor: Sequence[float]
