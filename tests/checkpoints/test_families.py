@@ -66,7 +66,7 @@ def test_every_kind_is_asked_part_by_part(kind: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(reference_forward, "SMALL", 0)
     assert fingerprint.witness_of(model.config, stored.__getitem__, tied) == whole
     asked = reference_forward.reference_model(model.config, stored.__getitem__, tied)
-    asked(probes_of(model.config)["plain"].batch())
+    asked(probes_of(model.config)["plain"].batch)
     head = {f"{asked.head_name}.{name}" for name, _ in asked.head.named_parameters()}
     kept = {name for name, weight in asked.named_parameters() if not weight.is_meta}
     assert kept <= head | {"embed_tokens.weight"}
@@ -88,7 +88,7 @@ def test_each_kind_is_asked_what_it_needs() -> None:
 
 def test_an_encoder_decoder_is_given_its_sources() -> None:
     asked = probes_of(config_of("both: two widths, two vocabularies"))
-    padded, packed, far = (asked[name].batch() for name in ("padded", "packed", "far"))
+    padded, packed, far = (asked[name].batch for name in ("padded", "packed", "far"))
     assert all(batch.source is not None for batch in (padded, packed, far))
     assert (padded.source.segments != 0).sum(1).tolist() == [3, 6, 2]
     assert set(packed.segments[0].tolist()) == set(packed.source.segments[0].tolist()) == {0, 1, 2, 3, 4}

@@ -83,9 +83,7 @@ def _refuse_unused(context: typer.Context, num_beams: int | None) -> None:
             option = f"--{name.replace('_', '-')}"
             if num_beams is None:
                 raise typer.BadParameter(f"{option} is for a beam search; give --num-beams too")
-            raise typer.BadParameter(
-                f"{option} is for sampling, and --num-beams {num_beams} searches; leave out one"
-            )
+            raise typer.BadParameter(f"{option} is for sampling, and --num-beams {num_beams} searches; leave out one")
 
 
 def _generate(checkpoint: str, texts: list[str], params: Any, as_json: bool, **options: Any) -> None:
