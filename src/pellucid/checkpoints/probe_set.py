@@ -27,7 +27,7 @@ from pellucid.batch import Batch
 from pellucid.checkpoints.probe_inputs import CONTIGUOUS, StackProbeInputs
 from pellucid.configfile import Config
 from pellucid.models.config import ModelConfig
-from pellucid.models.configs import Regression, SentenceEmbedding, SequenceClassification
+from pellucid.models.configs import RegressionHeadConfig, SentenceEmbeddingHeadConfig, SequenceClassificationHeadConfig
 
 LONGEST_ROW = 1100
 
@@ -39,7 +39,7 @@ LARGEST_CAPACITY = 1024
 
 _MAX_CAPACITIES = 4
 _LONGEST_CHUNK = 256
-_DOCUMENT_HEADS = (SequenceClassification, Regression, SentenceEmbedding)
+_DOCUMENT_HEADS = (SequenceClassificationHeadConfig, RegressionHeadConfig, SentenceEmbeddingHeadConfig)
 
 Slot = Annotated[int, Field(ge=0, le=1 << 40, strict=True)]
 Rows = Annotated[
