@@ -28,7 +28,7 @@ ROUTER = "layers.1.ffn.router"
 
 
 def answer_of(model: Model, probe: WitnessProbe) -> torch.Tensor:
-    return model(probe.batch()).logits
+    return model(probe.batch).logits
 
 
 SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in EVERY_KIND if kind not in SPREAD]
@@ -109,7 +109,7 @@ def test_an_encoder_decoder_is_given_its_sources() -> None:
 def test_heads_about_documents_answer_once_a_document(kind: str, outputs: int) -> None:
     packed = probes_of(config_of(kind))["packed"]
     assert packed.at is None
-    assert packed.outputs == outputs == len(answer_of(model_of(kind), packed))
+    assert packed.num_outputs == outputs == len(answer_of(model_of(kind), packed))
 
 
 # ---------------------------------------------------------------- what is shared, what stays wide
@@ -216,6 +216,6 @@ def test_a_model_of_another_family_is_not_saved(tmp_path: Path) -> None:
     decoder = model_of("decoder: a decoder that sees everything")
     assert (type(model), type(decoder)) == (Encoder, Decoder)
     model.__class__ = Decoder
-    with pytest.raises(CheckpointError, match="a Decoder cannot be saved: load gives back a Encoder"):
+    with pytest.raises(CheckpointError, match="a Decoder cannot be saved: load returns a Encoder"):
         save(tmp_path / "a", model)
     assert issubclass(EncoderDecoder, Decoder)

@@ -58,10 +58,10 @@ def _swapped(content: bytes) -> bytes:
 
 
 DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str, str]] = {
-    "empty": (_resized(0), "headers", "is empty; it was never written to its end"),
+    "empty": (_resized(0), "headers", "is empty; it was not written completely"),
     "cut in the header": (_resized(100), "headers", "cut short"),
-    "cut by a byte": (lambda c: c[:-1], "headers", "holds .* bytes of data but its tensors need"),
-    "longer by a byte": (lambda c: c + b"\0", "headers", "holds .* bytes of data but its tensors need"),
+    "cut by a byte": (lambda c: c[:-1], "headers", "file not fully covered.*cut short or damaged"),
+    "longer by a byte": (lambda c: c + b"\0", "headers", "file not fully covered.*cut short or damaged"),
     "a header of 1 GB": (lambda c: (1 << 30).to_bytes(8, "little") + c[8:], "headers", "cut short"),
     "one bit of a weight": (lambda c: c[:-1] + bytes([c[-1] ^ 1]), "digests", "was changed or damaged"),
     "two tensors swapped": (_swapped, "digests", "was changed or damaged"),
@@ -139,7 +139,7 @@ CONTRACTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "a rule without end": (lambda c: c["model"].update(layers=["(" * 400] * 2), "cannot be read"),
     "a huge probe": (
         lambda c: c["witness"]["probes"]["plain"]["probe"]["batch"].update(tokens=[[1] * 2000]),
-        "at most 1100 entries",
+        "at most 1100 items",
     ),
     "a token out of the vocabulary": (
         lambda c: c["witness"]["probes"]["plain"]["probe"]["batch"]["tokens"][0].__setitem__(0, 999),

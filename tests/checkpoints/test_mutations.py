@@ -420,7 +420,7 @@ WITNESS_CHANGES = {
     "another output": lambda p: p["plain"]["logits"][0].__setitem__(2, 0.5),
     "another loss": lambda p: p["packed"].update(loss=1.0),
     "another count of labels": lambda p: p["packed"].update(num_targets=11),
-    "no loss": lambda p: p["packed"].update(loss=None, counted=None),
+    "no loss": lambda p: p["packed"].update(loss=None, num_targets=None),
     "another token": lambda p: p["padded"]["probe"]["batch"]["tokens"][0].__setitem__(0, 3),
     "another position": lambda p: p["far"]["probe"]["batch"]["positions"][0].__setitem__(5, 7),
     "another document": lambda p: p["packed"]["probe"]["batch"]["segments"][0].__setitem__(4, 2),

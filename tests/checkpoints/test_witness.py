@@ -87,7 +87,7 @@ def test_the_first_chunk_holds_what_a_rule_does_not_let_a_cache_cut() -> None:
 def test_many_bounds_stay_few_tokens() -> None:
     rules = [f"causal & window({number * 1000})" for number in range(1, 60)]
     far = probes_of(tiny_config("no-positions-softcap", num_hidden_layers=None, layers=rules))["far"]
-    assert far.batch().shape[1] < 200
+    assert far.batch.shape[1] < 200
     assert len(far.at[0]) <= 64
 
 

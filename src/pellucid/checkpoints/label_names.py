@@ -39,8 +39,8 @@ def read_label_names(folder: Path, wanted: int | None) -> tuple[str, ...]:
     try:
         found = json.loads(read(path, _LARGEST).decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{printable(str(path))} is no JSON; copy it again") from error
-    _refuse_odd(printable(str(path)), found, wanted, "copy it again")
+        raise CheckpointError(f"{printable(path)} is no JSON; copy it again") from error
+    _refuse_odd(printable(path), found, wanted, "copy it again")
     return tuple(found)
 
 
