@@ -2,7 +2,7 @@
 
 Two models are trained side by side on the same text, from the same weights, in the same order. They differ in one
 character of their rules: one is causal, the other looks one token ahead, and so reads the answer it is graded on.
-Its curve is the better one. Only the audit tells which of the two has learnt anything; ``leaking_model.html`` shows
+Its curve is the better one. Only the audit tells which of the two has learned anything; ``leaking_model.html`` shows
 both curves, and who really sees whom.
 
     python examples/leaking_model.py [--steps 300] [--out leaking_model.html]
@@ -67,23 +67,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--out", type=Path, default=Path("leaking_model.html"))
-    asked = parser.parse_args()
+    args = parser.parse_args()
     curves, sections = [], []
     for name, rule in (("honest", "causal"), ("leaking", "lookahead(1)")):
         model = make(rule)
-        losses = train(model, asked.steps)
-        curves.append(Curve(name, tuple(range(1, asked.steps + 1)), tuple(losses)))
+        losses = train(model, args.steps)
+        curves.append(Curve(name, tuple(range(1, args.steps + 1)), tuple(losses)))
         probe = model.probe()
         probe.rules = (causal(),) * len(probe.rules)  # what both are meant to be
         report = pl.audit(probe=probe, checks=["future"])
-        last = losses[-max(1, asked.steps // 10) :]
+        last = losses[-max(1, args.steps // 10) :]
         print(f"{name}: {sum(last) / len(last):.2f} bits per byte at the end; audit: {report.verdicts['future']}")
         if not report.passed:
             print(f"  {report.findings[0].where}: {report.findings[0].message}")
         sections.append((f"The {name} model", [report.table(), *report.flows]))
     picture = Curves("Training loss", tuple(curves), y_label="bits per byte", caption="The lower curve is the cheat.")
-    write_page(asked.out, "The leak that looks like success", [("Which one would you ship?", [picture]), *sections])
-    print(f"{asked.out} shows both")
+    write_page(args.out, "The leak that looks like success", [("Which one would you ship?", [picture]), *sections])
+    print(f"{args.out} shows both")
 
 
 if __name__ == "__main__":

@@ -137,7 +137,7 @@ def test_a_mask_that_does_nothing_is_named_as_that():
 
 def test_a_model_that_ignores_its_input_shows_nothing_about_masks():
     class Deaf(HFStyleDecoder):
-        def mix(self, layer, q, k, v, visible):
+        def attend(self, layer, q, k, v, visible):
             return torch.zeros_like(q)
 
     assert {finding.status for finding in found(Deaf(), "mask_ignored").values()} == {"fragile", "not_applicable"}
@@ -216,10 +216,10 @@ def test_a_row_without_tokens_may_be_refused():
 
 def test_a_kernel_may_refuse_and_says_why():
     class Picky(TinyDecoder):
-        def mix(self, q, k, v, sees):
+        def attend(self, q, k, v, sees):
             if self.kernel == "torch" and sees.shape[0] == 3:
                 raise UnsupportedError("no padding here")
-            return super().mix(q, k, v, sees)
+            return super().attend(q, k, v, sees)
 
     cases = found(Picky(), "kernels")
     assert cases["torch, full rows"].status == "pass"
@@ -238,20 +238,20 @@ def test_a_kernel_may_refuse_and_says_why():
 )
 def test_only_a_refusal_counts_as_one(error, status):
     class Raises(HFStyleDecoder):
-        def mix(self, layer, q, k, v, visible):
+        def attend(self, layer, q, k, v, visible):
             if self.implementation == "sdpa":
                 raise error
-            return super().mix(layer, q, k, v, visible)
+            return super().attend(layer, q, k, v, visible)
 
     assert audit(Raises(), checks=["kernels"]).verdicts == {"kernels": status}
 
 
 def test_a_kernel_of_one_precision_is_compared_in_it():
     class HalfOnly(HFStyleDecoder):
-        def mix(self, layer, q, k, v, visible):
+        def attend(self, layer, q, k, v, visible):
             if self.implementation == "sdpa" and q.dtype == torch.float64:
                 raise NotImplementedError("float32 at most")
-            return super().mix(layer, q, k, v, visible)
+            return super().attend(layer, q, k, v, visible)
 
     cases = found(HalfOnly(), "kernels")
     assert cases["sdpa, full rows"].status == "pass"
@@ -269,8 +269,8 @@ def test_a_kernel_without_a_backward_pass_is_no_leak():
             raise NotImplementedError("forward only")
 
     class NoBackward(HFStyleDecoder):
-        def mix(self, layer, q, k, v, visible):
-            mixed = super().mix(layer, q, k, v, visible)
+        def attend(self, layer, q, k, v, visible):
+            mixed = super().attend(layer, q, k, v, visible)
             return Forward.apply(mixed) if self.implementation == "sdpa" else mixed
 
     assert audit(NoBackward(), checks=["kernels"]).verdicts == {"kernels": "pass"}
@@ -283,11 +283,11 @@ def test_a_lost_cap_shows_with_large_weights_only():
         def hide(self, scores, visible):
             return HFStyleDecoder.hide(self, 1000 * (scores / 1000).tanh(), visible)
 
-        def mix(self, layer, q, k, v, visible):
+        def attend(self, layer, q, k, v, visible):
             q = q / 20  # as small as scores of tiny new weights are
             if self.implementation == "sdpa":
                 return functional.scaled_dot_product_attention(q, k, v, visible, scale=self.scale())
-            return super().mix(layer, q, k, v, visible)
+            return super().attend(layer, q, k, v, visible)
 
     cases = {finding.case: finding for finding in audit(Cap(), checks=["kernels"]).findings}
     assert cases["sdpa, large weights"].status == "leak"

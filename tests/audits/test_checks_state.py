@@ -81,7 +81,7 @@ def test_a_copy_is_refused_where_there_is_none():
         def __deepcopy__(self, memo):
             raise RuntimeError("no copies\nof this")
 
-    with pytest.raises(UnsupportedError, match=r"it cannot be deep_copy: no copies of this$"):
+    with pytest.raises(UnsupportedError, match=r"it cannot be copied: no copies of this$"):
         deep_copy(TargetRun(Uncopied().probe()))
     assert found(Uncopied(), "dropout")["set to 0"].status == "not_applicable"
 
@@ -145,7 +145,7 @@ def test_inference_mode_leaves_no_inference_tensor_in_the_target():
     class Lazy(Recurrent):
         table_of = None
 
-        def mixed(self, x):
+        def final_hidden(self, x):
             if self.table_of is None or len(self.table_of) < x.shape[1]:
                 self.table_of = torch.ones(x.shape[1])
             return x * self.table_of[: x.shape[1], None].to(x)
@@ -162,7 +162,7 @@ def test_rounding_that_varies_is_fragile():
     class Varies(Recurrent):
         calls = 0
 
-        def mixed(self, x):
+        def final_hidden(self, x):
             self.calls += 1
             return x * (1 + self.calls % 2 * 1e-7)
 
@@ -332,7 +332,7 @@ class _GrowsRightly(TinyDecoder):
         super().__init__()
         self.known = torch.zeros(0, dtype=torch.int64)
 
-    def counted_positions(self, queries):
+    def position_ids(self, queries):
         self.known = torch.arange(max(len(self.known), int(queries.positions.max()) + 1))
         return self.known[queries.positions]
 

@@ -54,7 +54,7 @@ def test_a_mask_that_breaks_its_own_bounds_is_not_believed():
     """A rule says in two ways how far it looks; a faulty mask must not excuse the model that obeys it."""
 
     class Wrong(type(causal())):
-        def sees(self, queries, keys):
+        def visible(self, queries, keys):
             return keys.positions[:, None, :] <= queries.positions[:, :, None] + 1
 
     batch = Batch.from_rows([[1, 2, 3]])

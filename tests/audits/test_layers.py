@@ -5,10 +5,9 @@ import torch
 from torch import nn
 
 import broken_models
-from broken_models.encoder_decoder import StreamingPair
+from broken_models.encoder_decoder import StreamingPair, TinyEncoderDecoder
 from broken_models.layers import BothWays, PlainStack, PrefixStack, RightContext, SinksStack, Stack
 from pellucid.audits import TokensProbe, audit
-from pellucid.audits.broken import TinyEncoderDecoder
 from pellucid.audits.probes.torch_layers_probe import TorchLayersProbe
 from pellucid.errors import InputError
 from pellucid.visibility import causal, full, window
@@ -40,8 +39,8 @@ def test_layers_are_told_apart_where_the_whole_is_right():
 
 def test_the_first_broken_layer_is_named():
     class LastOpen(Stack):
-        def sees(self, back_TT, layer):
-            return super().sees(back_TT, layer) | ((layer == 2) & (back_TT == -1))
+        def visible(self, back_TT, layer):
+            return super().visible(back_TT, layer) | ((layer == 2) & (back_TT == -1))
 
     (found, *_) = audit(LastOpen(), checks=["future"]).findings
     assert found.status == "leak"
@@ -65,7 +64,7 @@ def test_a_long_window_is_looked_at_on_a_longer_sequence():
     class Wide(Stack):
         rules = (causal() & window(30),) * 2
 
-        def sees(self, back_TT, layer):
+        def visible(self, back_TT, layer):
             return (back_TT >= 0) & (back_TT < self.width)
 
         width = 30
@@ -81,7 +80,7 @@ def test_a_window_longer_than_what_is_looked_at_says_so():
     class Endless(Stack):
         rules = (causal() & window(600),) * 3
 
-        def sees(self, back_TT, layer):
+        def visible(self, back_TT, layer):
             return back_TT >= 0
 
     found = audit(Endless(positions=1024), checks=["window"]).findings[-1]
@@ -161,7 +160,7 @@ class InPlace(Stack):
         places = torch.arange(tokens.shape[1])
         x_BTD = self.table(tokens) + self.places(places)
         for layer, block in enumerate(self.blocks):
-            x_BTD = block(x_BTD, ~self.sees(places[:, None] - places, layer)).mul_(0.5)
+            x_BTD = block(x_BTD, ~self.visible(places[:, None] - places, layer)).mul_(0.5)
         return self.out(x_BTD)
 
 
@@ -202,7 +201,7 @@ def test_hooks_are_gone_after_an_exception_too():
 
 def test_one_rule_stands_for_all_layers_that_can_be_told_apart():
     class Local(Stack):
-        def sees(self, back_TT, layer):
+        def visible(self, back_TT, layer):
             return (back_TT >= 0) & (back_TT < 3)
 
         probe = None  # as somebody's own module, which says nothing

@@ -11,7 +11,7 @@ from broken_models.masks import DiscardsTheFill
 from broken_models.positions import IgnoresPositions
 from pellucid.audits import audit
 from pellucid.audits.probes.keyword_probe import KeywordProbe
-from pellucid.audits.probes.probe_for import probe_for
+from pellucid.audits.run import probe_for
 from pellucid.audits.targets import from_text
 from pellucid.errors import InputError
 

@@ -85,11 +85,11 @@ def test_the_target_and_all_random_states_are_left_as_they_were():
     class Sloppy(broken_models.CountsCalls):
         """Counts calls, moves its weights, and swaps a buffer for another tensor."""
 
-        def entry(self, x, queries, batch):
+        def first_hidden(self, x, queries, batch):
             self.calls = self.calls + 1
             with torch.no_grad():
                 self.head.bias += 0.01
-            return super().entry(x, queries, batch)
+            return super().first_hidden(x, queries, batch)
 
     toy = Sloppy().train()
     toy.layers[0].eval()

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 from pellucid.audits import TokensProbe, audit
-from pellucid.audits.probes.probe_for import probe_for
+from pellucid.audits.run import probe_for
 from pellucid.errors import InputError
 from pellucid.visibility import causal, full
 

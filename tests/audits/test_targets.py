@@ -157,14 +157,14 @@ class Late(nn.Module):
 
 def test_a_budget_samples_and_then_stops():
     report = audit(Late(), length=200, budget=1e-3)
-    unasked = [f for f in report.findings if "the budget of 0.001 s was spent" in f.message]
-    assert len(unasked) >= 2
-    assert {f.status for f in unasked} == {"not_applicable"}
-    assert report.unasked == tuple(f.check for f in unasked)
+    skipped = [f for f in report.findings if "the budget of 0.001 s was spent" in f.message]
+    assert len(skipped) >= 2
+    assert {f.status for f in skipped} == {"not_applicable"}
+    assert report.not_run == tuple(f.check for f in skipped)
     assert (report.finished, report.passed_strictly, report.to_dict()["finished"]) == (False, False, False)
-    assert [row[1] for row in report.table().rows if row[0] in report.unasked] == ["not asked"] * len(unasked)
+    assert [row[1] for row in report.table().rows if row[0] in report.not_run] == ["not run"] * len(skipped)
     whole = audit(Late(), length=40, budget=60, checks=["future"])
-    assert (whole.passed, whole.passed_strictly, whole.unasked) == (True, True, ())
+    assert (whole.passed, whole.passed_strictly, whole.not_run) == (True, True, ())
     with pytest.raises(InputError, match="budget is 0"):
         audit(Late(), budget=0)
 

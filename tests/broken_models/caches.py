@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from broken_models.catalog import caught_by
 from pellucid.audits.broken.tiny_decoder import Slots, TinyCache, TinyDecoder
@@ -22,8 +22,8 @@ class _Windowed(TinyDecoder):
 class CachedWindowOneWider(_Windowed):
     """The mask shows w keys of a whole row, the cache keeps w besides the query: prompt and decoding disagree."""
 
-    def sees(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
-        seen_BTS = super().sees(queries, keys, layer)
+    def visible(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
+        seen_BTS = super().visible(queries, keys, layer)
         back_BTS = queries.positions[:, :, None] - keys.positions[:, None, :]
         same_BTS = queries.segments[:, :, None] == keys.segments[:, None, :]
         return seen_BTS | (same_BTS & (back_BTS == 3)) if _cached(queries, keys) else seen_BTS
@@ -32,38 +32,38 @@ class CachedWindowOneWider(_Windowed):
 class ChunkOverrunsTheRing(_Windowed):
     """A chunk is written into a ring of w slots before it is read: its first queries find their keys gone."""
 
-    def sees(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
-        seen_BTS = super().sees(queries, keys, layer)
+    def visible(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
+        seen_BTS = super().visible(queries, keys, layer)
         end = queries.first + queries.positions.shape[1]
-        return seen_BTS & (keys.numbers >= end - 3)[:, None, :] if _cached(queries, keys) else seen_BTS
+        return seen_BTS & (keys.indices >= end - 3)[:, None, :] if _cached(queries, keys) else seen_BTS
 
 
 class EvictsTheNewest(_Windowed):
     """A full window drops what came last and keeps the first w tokens for ever."""
 
-    def sees(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
-        seen_BTS = super().sees(queries, keys, layer)
+    def visible(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
+        seen_BTS = super().visible(queries, keys, layer)
         if not _cached(queries, keys):
             return seen_BTS
         same_BTS = queries.segments[:, :, None] == keys.segments[:, None, :]
-        held_1S, own_1S = keys.numbers < 3, keys.numbers >= queries.first
+        held_1S, own_1S = keys.indices < 3, keys.indices >= queries.first
         return torch.where(own_1S[:, None, :], seen_BTS, same_BTS & held_1S[:, None, :])
 
 
 class MaskOfTheFirstStep(TinyDecoder):
     """The caller's mask is used for the prompt only: every later step sees the padding too."""
 
-    def sees(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
-        pads_BS = (keys.segments == 0) & (keys.numbers < queries.first)
-        return super().sees(queries, keys, layer) | pads_BS[:, None, :]
+    def visible(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
+        pads_BS = (keys.segments == 0) & (keys.indices < queries.first)
+        return super().visible(queries, keys, layer) | pads_BS[:, None, :]
 
 
 class PoisonedByUnusedSlots(TinyDecoder):
     """Unwritten slots are multiplied by 0, which does not stop NaN that lies in fresh memory."""
 
-    def stored(self, cache: TinyCache, queries: Slots) -> Slots:
-        keys = super().stored(cache, queries)
-        unused_1S = keys.numbers >= queries.first + queries.positions.shape[1]
+    def append_coordinates(self, cache: TinyCache, queries: Slots) -> Slots:
+        keys = super().append_coordinates(cache, queries)
+        unused_1S = keys.indices >= queries.first + queries.positions.shape[1]
         return Slots(keys.positions, torch.where(unused_1S, -1, keys.segments))
 
 
@@ -84,12 +84,12 @@ class _Biased(TinyDecoder):
     def distances(self, queries: Slots, keys: Slots) -> Tensor:
         return queries.positions[:, :, None] - keys.positions[:, None, :]
 
-    def sees(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
+    def visible(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
         self._back_BTS = self.distances(queries, keys)
-        return super().sees(queries, keys, layer)
+        return super().visible(queries, keys, layer)
 
-    def weights(self, scores_BTS: Tensor, sees_BTS: Tensor) -> Tensor:
-        return super().weights(scores_BTS - 0.3 * self._back_BTS, sees_BTS)
+    def attention_weights(self, scores_BTS: Tensor, visible_BTS: Tensor) -> Tensor:
+        return super().attention_weights(scores_BTS - 0.3 * self._back_BTS, visible_BTS)
 
 
 class BiasLostInCache(_Biased):
@@ -103,13 +103,13 @@ class AlibiBySlots(_Biased):
     """The bias is computed from slot numbers: padding between a prompt and what follows counts as distance."""
 
     def distances(self, queries: Slots, keys: Slots) -> Tensor:
-        return queries.numbers[:, :, None] - keys.numbers[:, None, :]
+        return queries.indices[:, :, None] - keys.indices[:, None, :]
 
 
 class CountsTheChunkTwice(TinyDecoder):
     """The offset is read after the cache has counted the new chunk: its positions are too large by its length."""
 
-    def counted_positions(self, queries: Slots) -> Tensor:
+    def position_ids(self, queries: Slots) -> Tensor:
         return queries.positions + (queries.positions.shape[1] if queries.first else 0)
 
 
@@ -119,7 +119,7 @@ class KeysUnderAnotherTable(TinyDecoder):
     def __init__(self) -> None:
         super().__init__(rotary=True)
 
-    def counted_positions(self, queries: Slots) -> Tensor:
+    def position_ids(self, queries: Slots) -> Tensor:
         return queries.positions * (0.5 if queries.first + queries.positions.shape[1] > 8 else 1.0)
 
 
@@ -127,27 +127,20 @@ class CacheInHalf(TinyDecoder):
     """Keys are rounded to bfloat16 as they go into the cache."""
 
     def attention(
-        self,
-        layer: nn.ModuleDict,
-        number: int,
-        x_BTD: Tensor,
-        queries: Slots,
-        keys: Slots,
-        places_BT: Tensor,
-        cache: TinyCache | None = None,
+        self, layer: int, x_BTD: Tensor, queries: Slots, keys: Slots, cache: TinyCache | None = None
     ) -> Tensor:
-        mixed_BTD = super().attention(layer, number, x_BTD, queries, keys, places_BT, cache)
+        mixed_BTD = super().attention(layer, x_BTD, queries, keys, cache)
         if cache is not None:
-            cache.k[number] = cache.k[number].bfloat16().to(cache.k)
+            cache.k[layer] = cache.k[layer].bfloat16().to(cache.k)
         return mixed_BTD
 
 
 class TopLeftAnchor(TinyDecoder):
     """The causal mask of a chunk starts at key 0: the first new query sees one key."""
 
-    def sees(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
+    def visible(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
         from_zero = Slots(queries.positions - queries.first, queries.segments)
-        return super().sees(from_zero, keys, layer)
+        return super().visible(from_zero, keys, layer)
 
 
 class _HalfReordered(TinyCache):
@@ -190,9 +183,9 @@ class SnapshotAliases(TinyDecoder):
 class SeesUnusedSlots(TinyDecoder):
     """Slots that were never written are hidden by a small number in place of a selection."""
 
-    def sees(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
-        spare = (keys.segments == 0) & (keys.numbers >= queries.first + queries.positions.shape[1])
-        return super().sees(queries, keys, layer) | spare[:, None, :]
+    def visible(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
+        spare = (keys.segments == 0) & (keys.indices >= queries.first + queries.positions.shape[1])
+        return super().visible(queries, keys, layer) | spare[:, None, :]
 
 
 BROKEN_MODELS = (

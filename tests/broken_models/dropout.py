@@ -14,7 +14,7 @@ from broken_models.train_eval import Recurrent
 class DefaultIsTraining(Recurrent):
     """``functional.dropout(x, p)`` drops in eval mode too: training is its default."""
 
-    def mixed(self, x_BTD: Tensor) -> Tensor:
+    def final_hidden(self, x_BTD: Tensor) -> Tensor:
         return functional.dropout(x_BTD, 0.2)
 
 
@@ -37,7 +37,7 @@ class OwnDropoutForgetsTheMode(Recurrent):
         super().__init__()
         self.own = OwnDropout(1e-5)
 
-    def mixed(self, x_BTD: Tensor) -> Tensor:
+    def final_hidden(self, x_BTD: Tensor) -> Tensor:
         result: Tensor = self.own(x_BTD)
         return result
 
@@ -45,7 +45,7 @@ class OwnDropoutForgetsTheMode(Recurrent):
 class SkipsABranchNowAndThen(Recurrent):
     """Stochastic depth is on in eval mode, once in twenty requests."""
 
-    def mixed(self, x_BTD: Tensor) -> Tensor:
+    def final_hidden(self, x_BTD: Tensor) -> Tensor:
         return x_BTD + (float(torch.rand(())) < 0.05)
 
 
@@ -55,21 +55,21 @@ class DropsOnceConfigured(HFStyleDecoder):
     def __init__(self) -> None:
         super().__init__(dropout=0.0)
 
-    def mix(self, layer: Layer, q: Tensor, k: Tensor, v: Tensor, visible_B1TT: Tensor) -> Tensor:
+    def attend(self, layer: Layer, q: Tensor, k: Tensor, v: Tensor, visible_B1TT: Tensor) -> Tensor:
         return functional.scaled_dot_product_attention(q, k, v, visible_B1TT, layer.attention_dropout)
 
 
 class NeverDrops(Recurrent):
     """Dropout is configured and built, and never called."""
 
-    def mixed(self, x_BTD: Tensor) -> Tensor:
+    def final_hidden(self, x_BTD: Tensor) -> Tensor:
         return x_BTD
 
 
 class ScaledAsIfDropping(Recurrent):
     """In eval mode nothing is dropped, but what is kept is still made larger."""
 
-    def mixed(self, x_BTD: Tensor) -> Tensor:
+    def final_hidden(self, x_BTD: Tensor) -> Tensor:
         return self.drop(x_BTD) if self.training else x_BTD / (1 - self.drop.p)
 
 

@@ -81,7 +81,7 @@ class HFStyleDecoder(nn.Module):
     def scale(self) -> float:
         return 1 / math.sqrt(WIDTH // HEADS)
 
-    def mix(self, layer: Layer, q: Tensor, k: Tensor, v: Tensor, visible_B1TT: Tensor) -> Tensor:
+    def attend(self, layer: Layer, q: Tensor, k: Tensor, v: Tensor, visible_B1TT: Tensor) -> Tensor:
         """``[B, N, T, H]`` by the implementation that is switched on."""
         dropped = layer.attention_dropout if self.training else 0.0
         if self.implementation == "sdpa":
@@ -94,7 +94,7 @@ class HFStyleDecoder(nn.Module):
         """One layer."""
         h_BTD = layer.norm_1(x_BTD)
         q, k = (turned(layer.heads(part(h_BTD)), angles_BTP) for part in (layer.q, layer.k))
-        mixed = self.mix(layer, q, k, layer.heads(layer.v(h_BTD)), visible_B1TT)
+        mixed = self.attend(layer, q, k, layer.heads(layer.v(h_BTD)), visible_B1TT)
         x_BTD = x_BTD + layer.o(mixed.transpose(1, 2).flatten(-2))
         return x_BTD + layer.down(functional.gelu(layer.up(layer.norm_2(x_BTD))))
 
@@ -103,11 +103,11 @@ class HFStyleDecoder(nn.Module):
         result: Tensor = checkpoint(step, x_BTD, *rest, use_reentrant=False)
         return result
 
-    def entry(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
+    def first_hidden(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
         """What enters the first layer."""
         return x_BTD
 
-    def leave(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
+    def final_hidden(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
         """What goes to the last norm."""
         return x_BTD
 
@@ -120,7 +120,7 @@ class HFStyleDecoder(nn.Module):
         if position_ids is None:
             position_ids = (mask_BT.cumsum(-1) - 1).clamp(min=0)
         angles_BTP, visible_B1TT = self.angles(position_ids), self.visible(mask_BT)
-        x_BTD = self.entry(self.table(input_ids), mask_BT)
+        x_BTD = self.first_hidden(self.table(input_ids), mask_BT)
         for layer in self.layers:
             assert isinstance(layer, Layer)
 
@@ -131,7 +131,7 @@ class HFStyleDecoder(nn.Module):
                 x_BTD = self.recomputed(step, x_BTD, visible_B1TT, angles_BTP)
             else:
                 x_BTD = step(x_BTD, visible_B1TT, angles_BTP)
-        return Answer(self.head(self.norm(self.leave(x_BTD, mask_BT))))
+        return Answer(self.head(self.norm(self.final_hidden(x_BTD, mask_BT))))
 
     def probe(self) -> HFStyleProbe:
         """How an audit calls this model."""

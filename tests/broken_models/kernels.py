@@ -19,8 +19,8 @@ class _Windowed(TinyDecoder):
 class WindowWiderByOneKernel(_Windowed):
     """The faster kernel counts w keys besides the query."""
 
-    def sees(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
-        seen = super().sees(queries, keys, layer)
+    def visible(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
+        seen = super().visible(queries, keys, layer)
         if self.kernel == "plain":
             return seen
         back = queries.positions[:, :, None] - keys.positions[:, None, :]
@@ -31,22 +31,22 @@ class WindowWiderByOneKernel(_Windowed):
 class PackedByOneKernel(TinyDecoder):
     """Documents of a row are kept apart by one kernel only."""
 
-    def sees(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
+    def visible(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
         if self.kernel == "plain":
-            return super().sees(queries, keys, layer)
+            return super().visible(queries, keys, layer)
         real = (queries.segments[:, :, None] != 0) & (keys.segments[:, None, :] != 0)
         later = queries.segments[:, :, None] > keys.segments[:, None, :]
-        return (real & later) | super().sees(queries, keys, layer)
+        return (real & later) | super().visible(queries, keys, layer)
 
 
 class AnchoredAtTheFirst(TopLeftAnchor):
     """One kernel lays its causal triangle at key 0, where a chunk's queries are the newest of the keys."""
 
-    def sees(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
+    def visible(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
         return (
-            TinyDecoder.sees(self, queries, keys, layer)
+            TinyDecoder.visible(self, queries, keys, layer)
             if self.kernel == "plain"
-            else super().sees(queries, keys, layer)
+            else super().visible(queries, keys, layer)
         )
 
 
@@ -67,26 +67,26 @@ class ScaledOtherwise(HFStyleDecoder):
 class PaddingLostByOneKernel(HFStyleDecoder):
     """With a mask given, one implementation is called by its causal flag alone."""
 
-    def mix(self, layer: Layer, q: Tensor, k: Tensor, v: Tensor, visible_B1TT: Tensor) -> Tensor:
+    def attend(self, layer: Layer, q: Tensor, k: Tensor, v: Tensor, visible_B1TT: Tensor) -> Tensor:
         if self.implementation == "eager":
-            return super().mix(layer, q, k, v, visible_B1TT)
+            return super().attend(layer, q, k, v, visible_B1TT)
         return functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale())
 
 
 class OneKernelTeachesNothing(HFStyleDecoder):
     """Outputs agree, but through one implementation no gradient reaches the keys."""
 
-    def mix(self, layer: Layer, q: Tensor, k: Tensor, v: Tensor, visible_B1TT: Tensor) -> Tensor:
-        return super().mix(layer, q, k if self.implementation == "eager" else k.detach(), v, visible_B1TT)
+    def attend(self, layer: Layer, q: Tensor, k: Tensor, v: Tensor, visible_B1TT: Tensor) -> Tensor:
+        return super().attend(layer, q, k if self.implementation == "eager" else k.detach(), v, visible_B1TT)
 
 
 class OneKernelInHalf(HFStyleDecoder):
     """One implementation computes in bfloat16 whatever it is given."""
 
-    def mix(self, layer: Layer, q: Tensor, k: Tensor, v: Tensor, visible_B1TT: Tensor) -> Tensor:
+    def attend(self, layer: Layer, q: Tensor, k: Tensor, v: Tensor, visible_B1TT: Tensor) -> Tensor:
         if self.implementation == "eager":
-            return super().mix(layer, q, k, v, visible_B1TT)
-        return super().mix(layer, q.bfloat16(), k.bfloat16(), v.bfloat16(), visible_B1TT).to(q)
+            return super().attend(layer, q, k, v, visible_B1TT)
+        return super().attend(layer, q.bfloat16(), k.bfloat16(), v.bfloat16(), visible_B1TT).to(q)
 
 
 BROKEN_MODELS = (

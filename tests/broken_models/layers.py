@@ -45,7 +45,7 @@ class Stack(nn.Module):
             self.blocks = nn.ModuleList(Block() for _ in self.rules)
             self.out = nn.Linear(WIDTH, vocab_size)
 
-    def sees(self, back_TT: Tensor, layer: int) -> Tensor:
+    def visible(self, back_TT: Tensor, layer: int) -> Tensor:
         """``Bool[T, T]`` from how far the key lies back (negative: ahead)."""
         return (back_TT >= 0) & (back_TT < (64 if layer == 1 else 3))
 
@@ -53,7 +53,7 @@ class Stack(nn.Module):
         places = torch.arange(tokens.shape[1])
         x_BTD = self.table(tokens) + self.places(places)
         for layer, block in enumerate(self.blocks):
-            x_BTD = block(x_BTD, ~self.sees(places[:, None] - places, layer))
+            x_BTD = block(x_BTD, ~self.visible(places[:, None] - places, layer))
         return self.out(x_BTD)
 
     def probe(self) -> TokensProbe:
@@ -66,31 +66,31 @@ class Stack(nn.Module):
 class WindowsSwapped(Stack):
     """The list of local layers was read from the wrong end of the pattern: local and global changed places."""
 
-    def sees(self, back_TT: Tensor, layer: int) -> Tensor:
+    def visible(self, back_TT: Tensor, layer: int) -> Tensor:
         return (back_TT >= 0) & (back_TT < (3 if layer == 1 else 64))
 
 
 class WindowLostInOneLayer(Stack):
     """The last local layer fell back to a kernel without windows."""
 
-    def sees(self, back_TT: Tensor, layer: int) -> Tensor:
-        return super().sees(back_TT, min(layer, 1))
+    def visible(self, back_TT: Tensor, layer: int) -> Tensor:
+        return super().visible(back_TT, min(layer, 1))
 
 
 class WindowOneTooNarrow(Stack):
     """The window was taken to leave out the current token's own place: w−1 keys where w are declared."""
 
-    def sees(self, back_TT: Tensor, layer: int) -> Tensor:
-        return super().sees(back_TT, layer) & (back_TT < (64 if layer == 1 else 2))
+    def visible(self, back_TT: Tensor, layer: int) -> Tensor:
+        return super().visible(back_TT, layer) & (back_TT < (64 if layer == 1 else 2))
 
 
 class WindowLeaksTheFirst(Stack):
     """Token 0 stays visible as if it were a sink, which nobody declared."""
 
-    def sees(self, back_TT: Tensor, layer: int) -> Tensor:
+    def visible(self, back_TT: Tensor, layer: int) -> Tensor:
         first_TT = torch.zeros_like(back_TT, dtype=torch.bool)
         first_TT[:, 0] = True
-        return super().sees(back_TT, layer) | (first_TT & (back_TT >= 0))
+        return super().visible(back_TT, layer) | (first_TT & (back_TT >= 0))
 
 
 class PrefixStack(Stack):
@@ -99,7 +99,7 @@ class PrefixStack(Stack):
     rules = ((causal() | prefix(4)),) * 2
     length = 4
 
-    def sees(self, back_TT: Tensor, layer: int) -> Tensor:
+    def visible(self, back_TT: Tensor, layer: int) -> Tensor:
         inside_T = torch.arange(len(back_TT)) < self.length
         return (back_TT >= 0) | (inside_T[:, None] & inside_T)
 
@@ -125,7 +125,7 @@ class PrefixOneTooShort(PrefixStack):
 class PrefixSeesAll(PrefixStack):
     """Prefix tokens may look anywhere, not only into the prefix."""
 
-    def sees(self, back_TT: Tensor, layer: int) -> Tensor:
+    def visible(self, back_TT: Tensor, layer: int) -> Tensor:
         inside_T = torch.arange(len(back_TT)) < self.length
         return (back_TT >= 0) | inside_T[:, None]
 
@@ -133,8 +133,8 @@ class PrefixSeesAll(PrefixStack):
 class PrefixLostInOneLayer(PrefixStack):
     """The second layer forgot the prefix: over both layers together all of it is still reached."""
 
-    def sees(self, back_TT: Tensor, layer: int) -> Tensor:
-        return back_TT >= 0 if layer else super().sees(back_TT, layer)
+    def visible(self, back_TT: Tensor, layer: int) -> Tensor:
+        return back_TT >= 0 if layer else super().visible(back_TT, layer)
 
 
 class SinksStack(Stack):
@@ -143,7 +143,7 @@ class SinksStack(Stack):
     rules = (causal() & (window(3) | sinks(2)),) * 2
     width, kept = 3, 2
 
-    def sees(self, back_TT: Tensor, layer: int) -> Tensor:
+    def visible(self, back_TT: Tensor, layer: int) -> Tensor:
         first_T = torch.arange(len(back_TT)) < self.kept
         return (back_TT >= 0) & ((back_TT < self.width) | first_T)
 
@@ -163,8 +163,8 @@ class WindowWiderBesideSinks(SinksStack):
 class SinksLostInOneLayer(SinksStack):
     """The second layer has the window alone: through the first one the sinks are reached all the same."""
 
-    def sees(self, back_TT: Tensor, layer: int) -> Tensor:
-        return super().sees(back_TT, layer) & ((back_TT < self.width) | (layer == 0))
+    def visible(self, back_TT: Tensor, layer: int) -> Tensor:
+        return super().visible(back_TT, layer) & ((back_TT < self.width) | (layer == 0))
 
 
 class PlainStack(Stack):
@@ -172,21 +172,21 @@ class PlainStack(Stack):
 
     rules = (causal(),) * 2
 
-    def sees(self, back_TT: Tensor, layer: int) -> Tensor:
+    def visible(self, back_TT: Tensor, layer: int) -> Tensor:
         return back_TT >= 0
 
 
 class SeesItselfInOneLayer(PlainStack):
     """The second layer was handed a mask of the diagonal: it mixes nothing."""
 
-    def sees(self, back_TT: Tensor, layer: int) -> Tensor:
+    def visible(self, back_TT: Tensor, layer: int) -> Tensor:
         return back_TT == 0 if layer else back_TT >= 0
 
 
 class WindowNobodyDeclared(PlainStack):
     """Both layers look four tokens wide, though they are said to see all that came before."""
 
-    def sees(self, back_TT: Tensor, layer: int) -> Tensor:
+    def visible(self, back_TT: Tensor, layer: int) -> Tensor:
         return (back_TT >= 0) & (back_TT < 4)
 
 
@@ -195,22 +195,22 @@ class BothWays(Stack):
 
     rules = (full(),) * 2
 
-    def sees(self, back_TT: Tensor, layer: int) -> Tensor:
+    def visible(self, back_TT: Tensor, layer: int) -> Tensor:
         return torch.ones_like(back_TT, dtype=torch.bool)
 
 
 class SecondLayerOneWay(BothWays):
     """The encoder's second layer is causal: over both together all is reached."""
 
-    def sees(self, back_TT: Tensor, layer: int) -> Tensor:
-        return back_TT >= 0 if layer else super().sees(back_TT, layer)
+    def visible(self, back_TT: Tensor, layer: int) -> Tensor:
+        return back_TT >= 0 if layer else super().visible(back_TT, layer)
 
 
 class FirstLayerLooksAheadOnly(BothWays):
     """The encoder's first layer has a causal mask the wrong way round."""
 
-    def sees(self, back_TT: Tensor, layer: int) -> Tensor:
-        return super().sees(back_TT, layer) if layer else back_TT <= 0
+    def visible(self, back_TT: Tensor, layer: int) -> Tensor:
+        return super().visible(back_TT, layer) if layer else back_TT <= 0
 
 
 class RightContext(Stack):
@@ -219,7 +219,7 @@ class RightContext(Stack):
     rules = (lookahead(4),)
     ahead = 4
 
-    def sees(self, back_TT: Tensor, layer: int) -> Tensor:
+    def visible(self, back_TT: Tensor, layer: int) -> Tensor:
         return back_TT >= -self.ahead
 
 

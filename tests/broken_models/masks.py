@@ -72,7 +72,7 @@ class EncoderProbe(Probe):
 class ConvolvesOverPads(HFStyleDecoder):
     """A short convolution before the layers is told nothing of padding: the first token beside a pad reads it."""
 
-    def entry(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
+    def first_hidden(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
         return x_BTD + 0.5 * functional.pad(x_BTD, (0, 0, 1, 0))[:, :-1]
 
 
@@ -192,7 +192,7 @@ class TwoSmallestNumbers(HFStyleDecoder):
 class DropsEmptyRows(HFStyleDecoder):
     """Rows without tokens are taken out and put back at the end: the rows behind them move up."""
 
-    def leave(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
+    def final_hidden(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
         held = mask_BT.any(1)
         return torch.cat([x_BTD[held], torch.zeros_like(x_BTD[~held])])
 
@@ -219,7 +219,7 @@ class _WithWhole(Answer):
 class PoolsOverPads(HFStyleDecoder):
     """Beside its scores it gives the mean of each row, over its padding too."""
 
-    def leave(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
+    def final_hidden(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
         self._whole_BD = x_BTD.mean(1).detach()
         return x_BTD
 

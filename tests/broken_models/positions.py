@@ -54,7 +54,7 @@ class PairsMixed(HFStyleDecoder):
         q, k = turned(layer.heads(layer.q(h_BTD)), angles_BTP), layer.heads(layer.k(h_BTD))
         in_halves = torch.cat([k[..., 0::2], k[..., 1::2]], -1)
         k = torch.stack(turned(in_halves, angles_BTP).chunk(2, -1), -1).flatten(-2)
-        mixed = self.mix(layer, q, k, layer.heads(layer.v(h_BTD)), visible_B1TT)
+        mixed = self.attend(layer, q, k, layer.heads(layer.v(h_BTD)), visible_B1TT)
         return x_BTD + layer.o(mixed.transpose(1, 2).flatten(-2))
 
 
@@ -68,28 +68,28 @@ class EncoderCountsSlots(Encoder):
 class ClampsPositions(TinyDecoder):
     """Positions past the table are clamped to its last row, in silence."""
 
-    def bounded(self, places_BT: Tensor) -> None:
+    def check_positions(self, positions_BT: Tensor) -> None:
         return
 
-    def counted_positions(self, queries: Slots) -> Tensor:
+    def position_ids(self, queries: Slots) -> Tensor:
         return queries.positions.clamp(max=self.max_length - 1)
 
 
 class WrapsPositions(ClampsPositions):
     """Positions past the table start again at its first row, in silence."""
 
-    def counted_positions(self, queries: Slots) -> Tensor:
+    def position_ids(self, queries: Slots) -> Tensor:
         return queries.positions % self.max_length
 
 
 class ChecksTheChunkOnly(TinyDecoder):
     """The bound is held against the length of the chunk, so that decoding runs past the table and is clamped there."""
 
-    def bounded(self, places_BT: Tensor) -> None:
-        if places_BT.shape[1] > self.max_length:
-            raise ValueError(f"{places_BT.shape[1]} tokens are too many")
+    def check_positions(self, positions_BT: Tensor) -> None:
+        if positions_BT.shape[1] > self.max_length:
+            raise ValueError(f"{positions_BT.shape[1]} tokens are too many")
 
-    def counted_positions(self, queries: Slots) -> Tensor:
+    def position_ids(self, queries: Slots) -> Tensor:
         return queries.positions.clamp(max=self.max_length - 1)
 
 
@@ -104,7 +104,7 @@ class CutsTheRow(TinyDecoder):
 class OneCounterForAllRows(TinyDecoder):
     """Decoding takes the position of the longest row for every row: shorter ones jump ahead."""
 
-    def counted_positions(self, queries: Slots) -> Tensor:
+    def position_ids(self, queries: Slots) -> Tensor:
         shared = queries.positions.amax(0, keepdim=True).expand_as(queries.positions)
         return shared if queries.first else queries.positions
 
@@ -112,16 +112,16 @@ class OneCounterForAllRows(TinyDecoder):
 class DocumentsStartLate(TinyDecoder):
     """Documents after the first of a row start at position 1."""
 
-    def counted_positions(self, queries: Slots) -> Tensor:
+    def position_ids(self, queries: Slots) -> Tensor:
         return queries.positions + (queries.segments > 1).long()
 
 
 class LeftPadsCount(TinyDecoder):
     """Positions count from the row's first slot, padded or not, unless several documents are in it."""
 
-    def counted_positions(self, queries: Slots) -> Tensor:
+    def position_ids(self, queries: Slots) -> Tensor:
         single_B1 = queries.segments.amax(1, keepdim=True) <= 1
-        slot_BT = queries.numbers.expand_as(queries.positions)
+        slot_BT = queries.indices.expand_as(queries.positions)
         starts_BT = (queries.segments[:, :1] == 0) & single_B1
         return torch.where(starts_BT, slot_BT, queries.positions)
 

@@ -20,7 +20,7 @@ class KeepsTheLast(Recurrent):
 
     last: Tensor
 
-    def mixed(self, x_BTD: Tensor) -> Tensor:
+    def final_hidden(self, x_BTD: Tensor) -> Tensor:
         self.last = x_BTD.detach()
         return x_BTD
 
@@ -32,7 +32,7 @@ class GrowsAList(HFStyleDecoder):
         super().__init__()
         self.statistics: dict[str, list[float]] = {"means": []}
 
-    def leave(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
+    def final_hidden(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
         self.statistics["means"].append(float(x_BTD.detach().mean()))
         return x_BTD
 
@@ -79,7 +79,7 @@ def _known(row: tuple[int, ...]) -> float:
 class AddsHooks(HFStyleDecoder):
     """Each request registers a hook and nobody takes it away."""
 
-    def entry(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
+    def first_hidden(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
         self.head.register_forward_hook(_nothing)
         return x_BTD
 
@@ -101,7 +101,7 @@ class OverwritesTargets(TinyDecoder):
 class WakesUp(Recurrent):
     """A part is put into train mode and left there."""
 
-    def mixed(self, x_BTD: Tensor) -> Tensor:
+    def final_hidden(self, x_BTD: Tensor) -> Tensor:
         self.drop.train()
         return x_BTD
 
@@ -109,7 +109,7 @@ class WakesUp(Recurrent):
 class SwitchesGradientsOff(Recurrent):
     """Gradients are switched off for everyone, where a ``with`` was meant."""
 
-    def mixed(self, x_BTD: Tensor) -> Tensor:
+    def final_hidden(self, x_BTD: Tensor) -> Tensor:
         torch.set_grad_enabled(False)
         return x_BTD
 
@@ -117,7 +117,7 @@ class SwitchesGradientsOff(Recurrent):
 class SwitchesTheDefaultDtype(Recurrent):
     """Torch's default dtype is changed for everyone."""
 
-    def mixed(self, x_BTD: Tensor) -> Tensor:
+    def final_hidden(self, x_BTD: Tensor) -> Tensor:
         other = torch.bfloat16 if torch.get_default_dtype() == torch.float32 else torch.float32
         torch.set_default_dtype(other)
         return x_BTD
@@ -126,7 +126,7 @@ class SwitchesTheDefaultDtype(Recurrent):
 class LeavesGradients(Recurrent):
     """A measure of sensitivity is taken by ``backward``, which leaves gradients on every weight."""
 
-    def mixed(self, x_BTD: Tensor) -> Tensor:
+    def final_hidden(self, x_BTD: Tensor) -> Tensor:
         if x_BTD.requires_grad:
             self.out(x_BTD).square().sum().backward(retain_graph=True)
         return x_BTD
@@ -152,7 +152,7 @@ class CalibratesByLength(Recurrent):
         super().__init__()
         self.sizes: dict[int, float] = {}
 
-    def mixed(self, x_BTD: Tensor) -> Tensor:
+    def final_hidden(self, x_BTD: Tensor) -> Tensor:
         return x_BTD / self.sizes.setdefault(x_BTD.shape[1], float(x_BTD.detach().abs().max()))
 
 
@@ -165,7 +165,7 @@ class MovesAverages(Recurrent):
         super().__init__()
         self.register_buffer("mean", torch.zeros(12))
 
-    def mixed(self, x_BTD: Tensor) -> Tensor:
+    def final_hidden(self, x_BTD: Tensor) -> Tensor:
         with torch.no_grad():
             self.mean.lerp_(x_BTD.mean((0, 1)).to(self.mean), 0.1)
         return x_BTD
@@ -180,30 +180,30 @@ class CountsCalls(TinyDecoder):
         super().__init__()
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
 
-    def entry(self, x_BTD: Tensor, queries: Slots, batch: Batch) -> Tensor:
+    def first_hidden(self, x_BTD: Tensor, queries: Slots, batch: Batch) -> Tensor:
         self.calls += 1
-        return super().entry(x_BTD, queries, batch)
+        return super().first_hidden(x_BTD, queries, batch)
 
 
 class DrawsNumbers(TinyDecoder):
     """Random numbers are drawn and not used: the caller's generator still moves."""
 
-    def mixed(self, x_BTD: Tensor, queries: Slots) -> Tensor:
+    def final_hidden(self, x_BTD: Tensor, queries: Slots) -> Tensor:
         return x_BTD + 0 * torch.rand(())
 
 
 class WritesIntoTokens(TinyDecoder):
     """Padding is overwritten in place, in the caller's own tensor."""
 
-    def entry(self, x_BTD: Tensor, queries: Slots, batch: Batch) -> Tensor:
+    def first_hidden(self, x_BTD: Tensor, queries: Slots, batch: Batch) -> Tensor:
         batch.tokens[batch.segments == 0] = 1
-        return super().entry(x_BTD, queries, batch)
+        return super().first_hidden(x_BTD, queries, batch)
 
 
 class WritesIntoTheMask(HFStyleDecoder):
     """The caller's mask is inverted in place on its way to a bias."""
 
-    def leave(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
+    def final_hidden(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
         mask_BT.sub_(1)
         return x_BTD
 
@@ -215,7 +215,7 @@ class GrowsItsTable(TinyDecoder):
         super().__init__()
         self.known = torch.zeros(0, dtype=torch.int64)
 
-    def counted_positions(self, queries: Slots) -> Tensor:
+    def position_ids(self, queries: Slots) -> Tensor:
         have, need = len(self.known), int(queries.positions.max()) + 1
         if need > have:
             more = torch.arange(have, need) + (have > 0)
@@ -228,7 +228,7 @@ class RemembersTheLast(TinyDecoder):
 
     _last: float = 0.0
 
-    def mixed(self, x_BTD: Tensor, queries: Slots) -> Tensor:
+    def final_hidden(self, x_BTD: Tensor, queries: Slots) -> Tensor:
         before, self._last = self._last, float(x_BTD[0, 0, 0].detach())
         return x_BTD + before * torch.linspace(-1, 1, x_BTD.shape[-1]).to(x_BTD)
 

@@ -25,7 +25,7 @@ class Recurrent(nn.Module):
             self.norm = nn.BatchNorm1d(12)
         self.drop = nn.Dropout(0.1)
 
-    def mixed(self, x_BTD: Tensor) -> Tensor:
+    def final_hidden(self, x_BTD: Tensor) -> Tensor:
         """What goes to the head."""
         return self.drop(x_BTD)
 
@@ -35,7 +35,7 @@ class Recurrent(nn.Module):
         return result
 
     def forward(self, tokens: Tensor) -> Tensor:
-        result: Tensor = self.out(self.mixed(self.run(self.table(tokens))))
+        result: Tensor = self.out(self.final_hidden(self.run(self.table(tokens))))
         return result
 
     def probe(self) -> TokensProbe:
@@ -70,7 +70,7 @@ class FastWithoutGradients(HFStyleDecoder):
 class OtherInInference(HFStyleDecoder):
     """Inference mode switches on an approximation that nobody asked for."""
 
-    def leave(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
+    def final_hidden(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
         return x_BTD.bfloat16().to(x_BTD) if torch.is_inference_mode_enabled() else x_BTD
 
 
@@ -93,7 +93,7 @@ class CheckpointCutsTheGradient(HFStyleDecoder):
 class NormalisesOverTheBatch(Recurrent):
     """Batch statistics: in train mode every row moves with its mates."""
 
-    def mixed(self, x_BTD: Tensor) -> Tensor:
+    def final_hidden(self, x_BTD: Tensor) -> Tensor:
         result: Tensor = self.norm(x_BTD.mT).mT
         return result
 
@@ -122,7 +122,7 @@ class CarriesItsState(Recurrent):
 class RandomFeatures(HFStyleDecoder):
     """Random features of the attention are drawn anew for every answer."""
 
-    def leave(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
+    def final_hidden(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
         directions_DF = torch.randn(x_BTD.shape[-1], 64, dtype=x_BTD.dtype)
         return x_BTD + (x_BTD @ directions_DF).relu() @ directions_DF.mT / 64
 
@@ -130,7 +130,7 @@ class RandomFeatures(HFStyleDecoder):
 class NumbersItsRows(HFStyleDecoder):
     """The number of a row in its batch gets into the embedding."""
 
-    def entry(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
+    def first_hidden(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
         return x_BTD * (1 + torch.arange(len(x_BTD))[:, None, None].to(x_BTD) / 10)
 
 

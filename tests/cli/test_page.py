@@ -43,11 +43,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "attention": {"num_attention_heads": 2},
             "ffn": {"kind": "dense", "intermediate_size": 16},
         },
-        "data": {"source": str(folder / "*.py"), "heldout_share": 0.4, "length": 32},
-        "budget": {"kind": "steps", "steps": 6},
-        "validation": {"every": 2},
+        "data": {"source": str(folder / "*.py"), "heldout_fraction": 0.4, "max_length": 32},
+        "max_steps": 6,
+        "eval_steps": 2,
         "batch_size": 2,
-        "threads": 1,
+        "num_threads": 1,
     }
     (folder / "small.json").write_text(json.dumps(words))
     assert main(["train", str(folder / "small.json"), "--out", str(folder / "run")]) == 0
@@ -168,11 +168,27 @@ def test_the_demo_adds_its_results() -> None:
 
 def test_curves_are_the_log_and_damaged_numbers_are_gaps(tmp_path: Path) -> None:
     steps = [
-        {"kind": "step", "step": 1, "loss": 4.0, "rate": 0.1, "grad_norm": 2.0, "count": 100, "seconds": 0.5},
-        {"kind": "step", "step": 2, "loss": "nan", "rate": None, "grad_norm": [1], "count": 100, "seconds": 0},
-        {"kind": "step", "step": "x", "loss": True, "rate": "y", "count": 10**400},
-        {"kind": "validation", "step": 2, "nats_per_token": 3.0, "bits_per_byte": 2.0, "final": False},
-        {"kind": "validation", "step": 2, "nats_per_token": 2.5, "bits_per_byte": 1.5, "final": True},
+        {
+            "kind": "step",
+            "step": 1,
+            "loss": 4.0,
+            "learning_rate": 0.1,
+            "grad_norm": 2.0,
+            "num_targets": 100,
+            "seconds": 0.5,
+        },
+        {
+            "kind": "step",
+            "step": 2,
+            "loss": "nan",
+            "learning_rate": None,
+            "grad_norm": [1],
+            "num_targets": 100,
+            "seconds": 0,
+        },
+        {"kind": "step", "step": "x", "loss": True, "learning_rate": "y", "num_targets": 10**400},
+        {"kind": "validation", "step": 2, "loss": 3.0, "bits_per_byte": 2.0, "final": False},
+        {"kind": "validation", "step": 2, "loss": 2.5, "bits_per_byte": 1.5, "final": True},
     ]
     file = tmp_path / "metrics.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in steps))

@@ -10,7 +10,7 @@ from pellucid.cli.page import curves
 
 def line(step: int, final: bool, accuracy: Any) -> dict[str, Any]:
     figures = {"nats a document": {"value": 0.5, "baseline": 0.7}, "accuracy": accuracy}
-    return {"kind": "validation", "step": step, "final": final, "nats_per_token": 0.5, "figures": figures}
+    return {"kind": "validation", "step": step, "final": final, "loss": 0.5, "metrics": figures}
 
 
 def test_figures_have_curves_with_their_baseline(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import yaml
 from pellucid.cli.main import main
 from pellucid.errors import InputError
 from pellucid.training.lock import Lock
-from pellucid.training.runs import differences, find_runs, read_run
+from pellucid.training.run_summary import differences, find_runs, read_run
 
 Captured = pytest.CaptureFixture[str]
 
@@ -31,17 +31,17 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "attention": {"num_attention_heads": 2},
             "ffn": {"kind": "dense", "intermediate_size": 16},
         },
-        "data": {"source": str(folder / "*.txt"), "heldout_share": 0.4, "length": 16},
-        "budget": {"kind": "steps", "steps": 4},
-        "validation": {"every": 2},
-        "save_every": 2,
+        "data": {"source": str(folder / "*.txt"), "heldout_fraction": 0.4, "max_length": 16},
+        "max_steps": 4,
+        "eval_steps": 2,
+        "save_steps": 2,
         "batch_size": 2,
-        "threads": 1,
+        "num_threads": 1,
     }
     (folder / "small.yaml").write_text(yaml.safe_dump(words))
     config = str(folder / "small.yaml")
     assert main(["train", config, "--out", str(folder / "runs" / "a")]) == 0
-    wider = ["optimizer.kind=adamw", "optimizer.rate=0.01", "model.hidden_size=12", "budget.steps=2"]
+    wider = ["optimizer.kind=adamw", "optimizer.learning_rate=0.01", "model.hidden_size=12", "max_steps=2"]
     assert main(["train", config, *wider, "--out", str(folder / "runs" / "deep" / "b")]) == 0
     return folder
 
@@ -103,13 +103,13 @@ def test_two_runs_are_compared(runs: Path, capsys: Captured) -> None:
     assert ["steps", "4", "2"] in lines[:cut]
     assert lines[cut + 1 : cut + 3] == [["configuration"], ["key", "runs/a", "runs/deep/b"]]
     changed = {line[0]: line[1:] for line in lines[cut + 3 :]}
-    assert changed["optimizer.rate"] == ["0.001", "0.01"]
+    assert changed["optimizer.learning_rate"] == ["0.001", "0.01"]
     assert changed["model.hidden_size"] == ["8", "12"]
-    assert changed["budget.steps"] == ["4", "2"]
+    assert changed["max_steps"] == ["4", "2"]
     assert "batch_size" not in changed
     assert main(["runs", "runs/a", "runs/deep/b", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["differences"]["optimizer.rate"] == [0.001, 0.01]
+    assert found["differences"]["optimizer.learning_rate"] == [0.001, 0.01]
     assert [run["run"] for run in found["runs"]] == ["runs/a", "runs/deep/b"]
 
 

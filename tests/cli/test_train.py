@@ -14,10 +14,10 @@ import yaml
 
 from pellucid.cli.main import main
 from pellucid.configfile import to_yaml
-from pellucid.training import prepare
+from pellucid.training import setup
 from pellucid.training.config import TrainConfig
 from pellucid.training.events import Stepped
-from pellucid.training.monitors import Metrics
+from pellucid.training.loggers import MetricsLog
 
 
 @pytest.fixture
@@ -33,10 +33,10 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "attention": {"num_attention_heads": 2},
             "ffn": {"kind": "dense", "intermediate_size": 16},
         },
-        "data": {"source": str(tmp_path / "*.txt"), "heldout_share": 0.4, "length": 16},
-        "budget": {"kind": "steps", "steps": 3},
+        "data": {"source": str(tmp_path / "*.txt"), "heldout_fraction": 0.4, "max_length": 16},
+        "max_steps": 3,
         "batch_size": 2,
-        "threads": 1,
+        "num_threads": 1,
     }
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(words))
     monkeypatch.chdir(tmp_path)
@@ -44,12 +44,12 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_run_ends_with_a_line_about_it(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "small.yaml", "budget.steps=2"]) == 0
+    assert main(["train", "small.yaml", "max_steps=2"]) == 0
     out, err = capsys.readouterr()
     assert out.startswith("runs/small/checkpoints/step-00000002: 2 steps, ")
     assert out.count("\n") == 1
     assert "step 1  loss" in err
-    assert TrainConfig.from_file("runs/small/config.yaml").budget.steps == 2
+    assert TrainConfig.from_file("runs/small/config.yaml").max_steps == 2
 
 
 def test_json_is_one_value(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,21 +62,21 @@ def test_json_is_one_value(file: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_the_config_can_be_looked_at_without_a_run(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "small.yaml", "optimizer.rate=3e-4", "optimizer.kind=muon", "--print-config"]) == 0
+    assert main(["train", "small.yaml", "optimizer.learning_rate=3e-4", "optimizer.kind=muon", "--print-config"]) == 0
     out = capsys.readouterr().out
-    wanted = TrainConfig.from_file("small.yaml", ["optimizer.rate=3e-4", "optimizer.kind=muon"])
+    wanted = TrainConfig.from_file("small.yaml", ["optimizer.learning_rate=3e-4", "optimizer.kind=muon"])
     assert out == to_yaml(wanted)
-    assert wanted.optimizer.rate == 3e-4
+    assert wanted.optimizer.learning_rate == 3e-4
     assert main(["train", "small.yaml", "--print-config", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["budget"] == {"kind": "steps", "steps": 3}
+    assert json.loads(capsys.readouterr().out)["max_steps"] == 3
     assert not Path("runs").exists()
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["small.yaml", "optimiser.rate=1"], "did you mean 'optimizer'"),
-        (["small.yaml", "budget.steps=many"], "budget.steps"),
+        (["small.yaml", "optimiser.learning_rate=1"], "did you mean 'optimizer'"),
+        (["small.yaml", "max_steps=many"], "max_steps"),
         (["small.yaml", "data.source=nowhere/*.txt"], "nowhere"),
         (["nowhere.yaml"], "nowhere.yaml does not exist"),
         (["small.yaml", "--out", "0.txt/run"], "cannot write 0.txt/run"),
@@ -104,15 +104,15 @@ def test_bad_input_is_one_line_and_exit_2(
 def test_ctrl_c_saves_exits_130_and_the_run_goes_on(
     file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = Metrics.__call__
+    original = MetricsLog.__call__
 
-    def interrupting(self: Metrics, event: Any) -> None:
+    def interrupting(self: MetricsLog, event: Any) -> None:
         original(self, event)
         if isinstance(event, Stepped) and event.step == 2:
             os.kill(os.getpid(), signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Metrics, "__call__", interrupting)
+        patch.setattr(MetricsLog, "__call__", interrupting)
         assert main(["train", "small.yaml"]) == 130
     assert "step-00000002: 2 steps" in capsys.readouterr().out
     assert main(["train", "runs/small", "--resume"]) == 0
@@ -131,17 +131,19 @@ def test_signals_have_their_own_exit_codes_and_words(
     """In preparation, where nothing stays, and the second time, where the last checkpoint does."""
     handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
 
-    def twice(self: Metrics, event: Any) -> None:
+    def twice(self: MetricsLog, event: Any) -> None:
         os.kill(os.getpid(), number)
         os.kill(os.getpid(), number)
 
     try:
-        for owner, name in ((prepare, "build"), (Metrics, "__call__")):
+        for owner, name in ((setup, "build"), (MetricsLog, "__call__")):
             with monkeypatch.context() as patch:
-                patch.setattr(owner, name, twice if owner is Metrics else lambda *_, **__: os.kill(os.getpid(), number))
+                patch.setattr(
+                    owner, name, twice if owner is MetricsLog else lambda *_, **__: os.kill(os.getpid(), number)
+                )
                 assert main(["train", "small.yaml"]) == code
             assert capsys.readouterr().err.splitlines()[-1] == f"stopped by {said}"
-            assert Path("runs").exists() == (owner is Metrics)
+            assert Path("runs").exists() == (owner is MetricsLog)
         os.kill(os.getpid(), signal.SIGINT)  # one of a handful: the command is at its end already
     finally:
         for each, handler in zip((signal.SIGINT, signal.SIGTERM), handlers, strict=True):
@@ -181,11 +183,11 @@ def test_signals_while_the_program_loads_are_one_line(
 def test_a_damaged_checkpoint_of_a_finished_run_is_one_line_and_trained_again(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["train", "small.yaml", "save_every=1"]) == 0
+    assert main(["train", "small.yaml", "save_steps=1"]) == 0
     result = capsys.readouterr().out
     path = Path("runs/small/checkpoints/step-00000003/model.safetensors")
     path.write_bytes(path.read_bytes()[:-1] + b"\x55")
-    assert main(["train", "small.yaml", "save_every=1"]) == 0
+    assert main(["train", "small.yaml", "save_steps=1"]) == 0
     out, err = capsys.readouterr()
     assert out.partition(" tokens,")[0] == result.partition(" tokens,")[0]
     assert "nothing is left to do" not in err
@@ -197,19 +199,19 @@ def test_a_damaged_checkpoint_of_a_finished_run_is_one_line_and_trained_again(
 def test_the_same_command_again_goes_on_then_says_it_is_finished(
     file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = Metrics.__call__
+    original = MetricsLog.__call__
 
-    def interrupting(self: Metrics, event: Any) -> None:
+    def interrupting(self: MetricsLog, event: Any) -> None:
         original(self, event)
         if isinstance(event, Stepped) and event.step == 2:
             os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Metrics, "__call__", interrupting)
+        patch.setattr(MetricsLog, "__call__", interrupting)
         assert main(["train", "small.yaml"]) == 143
     capsys.readouterr()
-    assert main(["train", "small.yaml", "budget.steps=2"]) == 2
-    assert "budget.steps: was 3, is 2; --resume goes on" in capsys.readouterr().err
+    assert main(["train", "small.yaml", "max_steps=2"]) == 2
+    assert "max_steps: was 3, is 2; --resume goes on" in capsys.readouterr().err
     assert main(["train", "small.yaml"]) == 0
     captured = capsys.readouterr()
     assert "the run in runs/small goes on after step 2" in captured.err
@@ -247,11 +249,15 @@ def test_tensorboard_gets_what_is_logged(
             noted.append(("closed",))
 
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=Writer))
-    assert main(["train", "small.yaml", "validation.every=2", "--tensorboard"]) == 0
+    assert main(["train", "small.yaml", "eval_steps=2", "--tensorboard"]) == 0
     assert noted[0] == ("runs/small/tensorboard", 1)
     assert noted[-1] == ("closed",)
     logged = [json.loads(line) for line in Path("runs/small/metrics.jsonl").read_text().splitlines()]
-    for name, key in (("train/loss", "loss"), ("train/rate", "rate"), ("train/gradient_norm", "grad_norm")):
+    for name, key in (
+        ("train/loss", "loss"),
+        ("train/learning_rate", "learning_rate"),
+        ("train/gradient_norm", "grad_norm"),
+    ):
         expected = [(line[key], line["step"]) for line in logged if line["kind"] == "step"]
         assert [(value, step) for was, value, step in noted[1:-1] if was == name] == expected
     for name, final in (("heldout/bits_per_byte", True), ("heldout_sample/bits_per_byte", False)):

@@ -88,7 +88,7 @@ def test_generate_refuses_options_that_nothing_would_hear(checkpoint: Path, caps
     here = str(checkpoint)
     said = refused(capsys, "generate", here, "x", "--num-beams", "2", "--top-p", "1.0")
     assert "--top-p is for sampling, and --num-beams 2 searches" in said
-    assert "--stop is for drawing" in refused(capsys, "generate", here, "x", "--num-beams", "2", "--stop", "a")
+    assert "--stop is for sampling" in refused(capsys, "generate", here, "x", "--num-beams", "2", "--stop", "a")
     assert "--num-return-sequences is for a beam search; give --num-beams too" in refused(
         capsys, "generate", here, "x", "--num-return-sequences", "1"
     )

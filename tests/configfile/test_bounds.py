@@ -47,12 +47,12 @@ def test_every_whole_number_has_a_largest_value() -> None:
     assert found == []
 
 
-@pytest.mark.parametrize("name", ["seed", "keep", "batch_size", "save_every", "accumulation"])
+@pytest.mark.parametrize(
+    "name", ["seed", "save_total_limit", "batch_size", "save_steps", "gradient_accumulation_steps"]
+)
 def test_a_number_too_large_for_a_run_is_one_clear_line(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"{name} is {HUGE}, but must be (at most|less than) \d+"):
-        TrainConfig.from_mapping(
-            {"model": {"preset": "tiny-decoder"}, "budget": {"kind": "steps", "steps": 1}, name: HUGE}
-        )
+        TrainConfig.from_mapping({"model": {"preset": "tiny-decoder"}, "max_steps": 1, name: HUGE})
 
 
 @pytest.mark.parametrize("params", [GenerationParams, BeamParams])

@@ -95,7 +95,13 @@ def test_the_page_of_the_command_line_is_fresh() -> None:
 def test_the_page_of_words_is_fresh_and_whole() -> None:
     page = build.WORDS.read_text(encoding="utf-8")
     assert page == build.words_page(), "run: make docs"
-    for word in ("qk_rope_head_dim", "num_experts_per_tok", "low_freq_factor", "source_vocab_size", "label_smoothing"):
+    for word in (
+        "qk_rope_head_dim",
+        "num_experts_per_tok",
+        "low_freq_factor",
+        "source_vocab_size",
+        "label_smoothing_factor",
+    ):
         assert f"| `{word}` |" in page
 
 

@@ -33,7 +33,7 @@ def test_the_tiny_example_trains_and_generates(
 ) -> None:
     monkeypatch.chdir(ROOT)
     out = str(tmp_path / "run")
-    settings = ["budget.steps=3", "batch_size=2", "validation.batch_tokens=2048", "threads=1"]
+    settings = ["max_steps=3", "batch_size=2", "evaluation.batch_tokens=2048", "num_threads=1"]
     assert main(["train", "examples/tiny.yaml", *settings, "--out", out, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["steps"] == 3
@@ -81,8 +81,8 @@ def more_jobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 SMALL = (
-    "model.hidden_size=32", "model.num_hidden_layers=1", "model.vocab_size=400", "budget={kind: steps, steps: 4}",
-    "validation={documents: 8, written: 2}", "batch_size=4", "threads=1",
+    "model.hidden_size=32", "model.num_hidden_layers=1", "model.vocab_size=400", "max_steps=4",
+    "evaluation={num_documents: 8, num_generated_samples: 2}", "batch_size=4", "num_threads=1",
 )  # fmt: skip
 
 
@@ -97,11 +97,11 @@ def test_small_jobs_of_every_family_run(
     result = json.loads(capsys.readouterr().out)
     assert result["steps"] == 4
     assert load(result["checkpoint"]).model.config.family == ("encoder_decoder" if name == "names" else "encoder")
-    figures = result["heldout_figures"]
+    figures = result["heldout_metrics"]
     assert all(figure["baseline"] is not None for figure in figures.values())
 
 
-SHORT = ("model.hidden_size=64", "model.num_hidden_layers=2", "model.vocab_size=800", "threads=1")
+SHORT = ("model.hidden_size=64", "model.num_hidden_layers=2", "model.vocab_size=800", "num_threads=1")
 STEPS = {"masked-lm": 300, "classifier": 200, "tagger": 60, "names": 150}
 
 
@@ -111,10 +111,10 @@ def test_small_jobs_are_done_better_than_by_counting(
     name: str, more_jobs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every held-out figure that training is for beats its baseline."""
-    settings = [f"data.source={more_jobs / SMALL_JOBS[name]}.jsonl", f"budget={{kind: steps, steps: {STEPS[name]}}}"]
+    settings = [f"data.source={more_jobs / SMALL_JOBS[name]}.jsonl", f"max_steps={STEPS[name]}"]
     example, out = str(ROOT / "examples" / f"{name}.yaml"), str(tmp_path / "run")
     assert main(["train", example, *settings, *SHORT, "--out", out, "--json"]) == 0
-    figures = json.loads(capsys.readouterr().out)["heldout_figures"]
+    figures = json.loads(capsys.readouterr().out)["heldout_metrics"]
     nats, accuracy = (next(figure for said, figure in figures.items() if word in said) for word in ("nats", "accuracy"))
     assert nats["value"] < nats["baseline"]
     assert accuracy["value"] > accuracy["baseline"]

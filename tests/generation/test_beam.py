@@ -238,7 +238,7 @@ def test_logits_that_are_no_numbers_are_refused(value: float) -> None:
 def test_no_possible_token_is_said() -> None:
     weights = torch.full((4, 4, 4), -math.inf, dtype=torch.float64)
     weights[..., 2] = 0.0
-    with pytest.raises(InputError, match="no token may be chosen: 1 stop ids are held back; lower min_new_tokens"):
+    with pytest.raises(InputError, match="no token may be chosen: 1 stop ids are blocked; lower min_new_tokens"):
         beam_search(TableModel(weights), [[1]], BeamParams(stop_token_ids=[2], min_new_tokens=1))
 
 

@@ -235,3 +235,17 @@ def test_the_callers_prompt_is_left_alone() -> None:
     prompt = [1, 2]
     generate_ids(TableModel.random(9), [prompt], GenerationParams(max_new_tokens=2))
     assert prompt == [1, 2]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_no_numbers_stop_the_loop(value: float, temperature: float) -> None:
+    """A finished row may say what it likes."""
+    table = torch.zeros(4, 4, 4)
+    table[:, 3, 0] = value
+    params = GenerationParams(temperature=temperature, max_new_tokens=3)
+    with pytest.raises(InputError, match="logits hold NaN or infinity"):
+        generate_ids(TableModel(table), [[1, 2, 3]], params)
+    stops = GenerationParams(min_new_tokens=2, stop_token_ids=[0, 1], temperature=temperature)
+    with pytest.raises(InputError, match=r"no token may be chosen: 2 stop ids are blocked; lower min_new_tokens"):
+        generate_ids(TableModel(torch.zeros(2, 2, 2)), [[1]], stops)

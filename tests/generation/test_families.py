@@ -12,8 +12,8 @@ from pellucid.data.load_examples import open_examples
 from pellucid.data.schemas import PromptCompletionSchema, Seq2SeqSchema
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import InputError, LengthError, UnsupportedError
-from pellucid.generation import BeamParams, GenerationParams, beam_search, generate, generate_ids
-from pellucid.generation.inputs import model_inputs
+from pellucid.generation import BeamParams, GenerationParams, beam_search, decode, generate, generate_ids
+from pellucid.generation.inputs import model_inputs, reads_sources
 from pellucid.models.build import build
 from pellucid.models.config import ModelConfig
 from pellucid.models.model import Model
@@ -218,3 +218,31 @@ def test_models_that_say_no_tokens_are_refused() -> None:
     classifier = made("plain", head={"kind": "sequence_classification", "num_labels": 2})
     with pytest.raises(UnsupportedError, match=r"this Decoder with the head \w+ says no tokens"):
         beam_search(classifier, [[1]])
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_a_step_moves_no_list_to_the_device(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the first pass every index is where the tensors are; a row that ends writes one number."""
+    model = made(kind)
+    sources = {"sources": [[1, 2, 3], [4, 5]]} if reads_sources(model) else {}
+    params = [
+        GenerationParams(max_new_tokens=8, temperature=1.0, top_k=4, top_p=0.9, seed=1, repetition_penalty=1.2),
+        GenerationParams(max_new_tokens=5, min_new_tokens=4, stop_token_ids=[1, 2], temperature=1.0, seed=2),
+    ]
+    steps = decode(model, [[1, 2], [3, 4]], params, **sources)
+    assert [next(steps), next(steps)]
+    moved: list[str] = []
+
+    def spy(function: str) -> None:
+        real = getattr(torch, function)
+
+        def run(*values: Any, **options: Any) -> torch.Tensor:
+            moved.append(function)
+            return real(*values, **options)
+
+        monkeypatch.setattr(torch, function, run)
+
+    for function in ("tensor", "as_tensor", "from_numpy"):
+        spy(function)
+    assert len(list(steps)) == 6
+    assert moved == []

@@ -19,12 +19,12 @@ LAYERS: dict[str, Any] = {
     "ffn": {"kind": "gated", "intermediate_size": 48},
 }
 RUN: dict[str, Any] = {
-    "budget": {"kind": "steps", "steps": 40},
+    "max_steps": 40,
     "batch_size": 8,
-    "optimizer": {"kind": "adamw", "rate": 5e-3},
-    "schedule": {"warmup_steps": 4},
-    "validation": {"documents": 12, "written": 16},
-    "threads": 1,
+    "optimizer": {"kind": "adamw", "learning_rate": 5e-3},
+    "lr_scheduler": {"warmup_steps": 4},
+    "evaluation": {"num_documents": 12, "num_generated_samples": 16},
+    "num_threads": 1,
 }
 
 
@@ -42,11 +42,11 @@ def records(folder: Path, rows: list[dict[str, Any]]) -> str:
 def texts(folder: Path) -> dict[str, Any]:
     for n in range(30):
         (folder / f"{n}.txt").write_text(" ".join([WORDS[n % 8]] * (20 + n % 5)))
-    return {"source": str(folder / "*.txt"), "heldout_share": 0.3, "length": 32}
+    return {"source": str(folder / "*.txt"), "heldout_fraction": 0.3, "max_length": 32}
 
 
 def examples(folder: Path, make: Callable[[str], dict[str, Any]], length: int = 32) -> dict[str, Any]:
-    return {"source": records(folder, [make(s) for s in sentences()]), "heldout_share": 0.2, "length": length}
+    return {"source": records(folder, [make(s) for s in sentences()]), "heldout_fraction": 0.2, "max_length": length}
 
 
 def kind_of(word: str) -> str:
@@ -115,10 +115,10 @@ JOBS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "prefix_lm": _prefix_lm,
     "prompted": _prompted,
     "span_corruption": _span_corruption,
-    "sequence_to_sequence": _sequence_to_sequence,
+    "seq2seq": _sequence_to_sequence,
     "classification": _classification,
     "regression": _regression,
-    "token_labelling": _token_labelling,
+    "token_classification": _token_labelling,
     "span": _span,
     "contrastive": _contrastive,
 }

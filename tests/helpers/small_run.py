@@ -15,7 +15,7 @@ from pellucid.checkpoints.files import canonical_digest, digest
 from pellucid.training.config import TrainConfig
 from pellucid.training.events import Event, Stepped, Warned
 
-STEP = ("step", "tokens", "count", "loss", "rate", "grad_norm", "epoch")
+STEP = ("step", "tokens", "num_targets", "loss", "learning_rate", "grad_norm", "epoch")
 VALIDATION = ("step", "bits_per_byte", "best", "final")
 
 
@@ -32,13 +32,14 @@ def small_words(folder: Path) -> dict[str, Any]:
             "attention": {"num_attention_heads": 2},
             "ffn": {"kind": "dense", "intermediate_size": 16},
         },
-        "data": {"source": str(folder / "*.txt"), "heldout_share": 0.3, "length": 16},
-        "budget": {"kind": "steps", "steps": 6},
+        "data": {"source": str(folder / "*.txt"), "heldout_fraction": 0.3, "max_length": 16},
+        "max_steps": 6,
         "batch_size": 2,
-        "validation": {"every": 2, "documents": 2},
-        "save_every": 2,
-        "keep": 4,
-        "threads": 1,
+        "eval_steps": 2,
+        "evaluation": {"num_documents": 2},
+        "save_steps": 2,
+        "save_total_limit": 4,
+        "num_threads": 1,
     }
 
 

@@ -132,12 +132,12 @@ def test_l23_families_differ_in_more_than_the_mask():
     usual = {}
     for family in ("encoder", "decoder", "encoder_decoder"):
         model = {**words, "family": family, "position": {"kind": "relative_bias"}}
-        run = TrainConfig(model=model, budget={"kind": "steps", "steps": 1}, data={"source": "x.jsonl"})
+        run = TrainConfig(model=model, max_steps=1, data={"source": "x.jsonl"})
         usual[family] = (run.objective.kind, run.model.head.kind, run.model.position.bidirectional)
     assert usual == {
         "encoder": ("masked_lm", "masked_lm", True),
-        "decoder": ("next_token", "language_model", False),
-        "encoder_decoder": ("sequence_to_sequence", "language_model", False),
+        "decoder": ("causal_lm", "language_model", False),
+        "encoder_decoder": ("seq2seq", "language_model", False),
     }
 
 

@@ -11,13 +11,13 @@ _SINGLE = "the last single distance and the first bucket that grows are numbered
 _FOUND = "the greatest distance reaches every bucket, so that the search ends before what stands behind it"
 
 EQUIVALENT: dict[str, str] = {
-    "nn/backends/inputs.py made_finite: k.detach().sum(dtype=torch.float32) + v.detach().sum(dtype=torch.float32)"
+    "nn/backends/inputs.py replace_nonfinite: k.detach().sum(dtype=torch.float32) + v.detach().sum(dtype=torch.float32)"
     " -> k.detach().sum(dtype=torch.float32) - v.detach().sum(dtype=torch.float32)": _SUM,
     "nn/backends/varlen.py _pieces: start > done -> start >= done": _EMPTY_PIECE,
     "nn/backends/varlen.py _pieces: done < layout.rows * layout.slots"
     " -> done <= layout.rows * layout.slots": _EMPTY_PIECE,
-    "nn/backends/sdpa.py _shortcut: key.slots - 1 -> key.slots + 1": _LONGER,
-    "nn/backends/sdpa.py _shortcut: is_plain_causal(rule, length) or is_plain_causal(rule, key.slots)"
+    "nn/backends/sdpa.py infer_is_causal: key.slots - 1 -> key.slots + 1": _LONGER,
+    "nn/backends/sdpa.py infer_is_causal: is_plain_causal(rule, length) or is_plain_causal(rule, key.slots)"
     " -> is_plain_causal(rule, key.slots)": _LONGER,
     "nn/losses.py _LinearCrossEntropy.forward: needs_b and bias_V is not None -> needs_b": _NO_BIAS,
     "nn/losses.py _LinearCrossEntropy.forward: range(0, hidden_CD.shape[0], chunk)"
@@ -26,5 +26,5 @@ EQUIVALENT: dict[str, str] = {
     " -> layout is not None and layout.max_position >= most": _NO_LIMIT,
     "nn/positions/biases.py RelativeBias._bucket: distance < self.single -> distance <= self.single": _SINGLE,
     "nn/positions/biases.py _bounds: range(single, max_distance + 1) -> range(single, max_distance + 1 + 1)": _FOUND,
-    "visibility/rules.py All.reach: r[0] or 0 -> r[0]": _EQUAL,
+    "visibility/rules.py And.lookback: r[0] or 0 -> r[0]": _EQUAL,
 }

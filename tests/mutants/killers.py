@@ -34,10 +34,10 @@ _TESTS = {
     "nn/attention": ["nn/test_attention.py", "nn/test_cross.py"],
     "nn/backends": ["nn/test_backends.py", "nn/test_attend.py"],
     "nn/cache": ["nn/test_cache_places.py", "nn/test_cache.py", "nn/test_cross.py", "nn/test_positions_places.py"],
-    "nn/embed": ["nn/test_embed.py"],
+    "nn/embedding": ["nn/test_embed.py"],
     "nn/losses": ["nn/test_losses.py"],
     "nn/positions/": ["nn/test_positions*.py"],
-    "nn/runs": ["nn/test_cache_places.py", "nn/test_cache.py", "nn/test_cross.py"],
+    "nn/layout": ["nn/test_cache_places.py", "nn/test_cache.py", "nn/test_cross.py"],
     "data/objectives": ["data/test_objectives*.py"],
     "models/model": ["models/test_families.py", _PROBES, "nn/test_parts.py", "models/test_heads.py"],
 }

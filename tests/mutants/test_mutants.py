@@ -10,8 +10,8 @@ from mutants.mutate import FILES, SOURCE, Mutant, mutants
 from mutants.run import chosen
 
 FAMOUS = (
-    ("visibility/primitives.py Lookahead.sees: ", "<= ", "< "),  # who sees itself
-    ("visibility/primitives.py Window.sees: ", "> ", ">= "),  # one key too many
+    ("visibility/primitives.py Lookahead._visible: ", "<= ", "< "),  # who sees itself
+    ("visibility/primitives.py Window._visible: ", "> ", ">= "),  # one key too many
 )
 
 SAMPLE = 120
@@ -51,13 +51,13 @@ KINDS = {
 @pytest.mark.parametrize("text", KINDS)
 def test_every_kind_of_change_is_made(text, tmp_path):
     """Comparisons flipped, masks dropped, indices shifted, in each of the forms in which they are written."""
-    file = tmp_path / "toy.py"
+    file = tmp_path / "module.py"
     file.write_text(f"def f():\n    {text}\n")
     assert {mutant.after for mutant in mutants(str(file)) if mutant.before == text} == KINDS[text]
 
 
 def test_names_tell_places_apart(tmp_path):
-    file = tmp_path / "toy.py"
+    file = tmp_path / "module.py"
     file.write_text("def f():\n    a < b\n    a < b\n\ndef g():\n    a < b\n    raise E(a < b)\n")
     assert len({mutant.name for mutant in mutants(str(file))}) == 6
 

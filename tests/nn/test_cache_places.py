@@ -29,6 +29,7 @@ def assert_told(cache):
     """What the host believes is what the tensors say; unused slots belong to no document."""
     used = slice(None, cache.length)
     assert cache.layout == Layout.of(cache.positions_BS[:, used], cache.segments_BS[:, used])
+    assert cache._last_B2.tolist() == [list(end) for end in ends(cache.layout.runs, cache.rows)]
     assert (cache.segments_BS[:, cache.length :] == 0).all()
 
 

@@ -36,7 +36,7 @@ def main(folder: Path) -> None:
     plan = json.loads((folder / "plan.json").read_text())
     config = TrainConfig.from_file(folder / "config.yaml")
     started = time.monotonic()
-    assert reap(fork(lambda: live(config.model_copy(update={"keep": 10**6}), folder / "straight"))) == 0
+    assert reap(fork(lambda: live(config.model_copy(update={"save_total_limit": 10**6}), folder / "straight"))) == 0
     whole = time.monotonic() - started
     preparing = float((folder / "straight.prepared").read_text())
     fair = preparing + (whole - preparing) / max(len(plan), 1)
@@ -150,7 +150,7 @@ def in_prune(die: Death) -> None:
 
 
 POINTS: dict[str, Callable[[Death], None]] = {
-    "accumulation": lambda die: forward(die, training=True),
+    "gradient_accumulation_steps": lambda die: forward(die, training=True),
     "validation": lambda die: forward(die, training=False),
     "optimizer": lambda die: around(Optimizers, "step", after=lambda *_: die()),
     "log": in_write,

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="lives are forks
 # What a kill is in the middle of, and which one of them; the run has about 20 of each.
 POINTS = [
     ("sync", 1),  # nothing but an empty run folder
-    ("accumulation", 8),
+    ("gradient_accumulation_steps", 8),
     ("state written", 1),
     ("after rename", 1),  # a whole checkpoint that nothing points to yet
     ("validation", 3),
@@ -47,14 +47,15 @@ def config(folder: Path, steps: int) -> dict[str, Any]:
             "ffn": {"kind": "dense", "intermediate_size": 16},
             "dropout": {"residual": 0.1},
         },
-        "data": {"source": str(folder / "*.txt"), "heldout_share": 0.3, "length": 16},
-        "budget": {"kind": "steps", "steps": steps},
-        "schedule": {"warmup_steps": 3},
+        "data": {"source": str(folder / "*.txt"), "heldout_fraction": 0.3, "max_length": 16},
+        "max_steps": steps,
+        "lr_scheduler": {"warmup_steps": 3},
         "batch_size": 2,
-        "accumulation": 2,
-        "validation": {"every": 3, "documents": 2},
-        "save_every": 4,
-        "threads": 1,
+        "gradient_accumulation_steps": 2,
+        "eval_steps": 3,
+        "evaluation": {"num_documents": 2},
+        "save_steps": 4,
+        "num_threads": 1,
     }
 
 
@@ -94,7 +95,7 @@ def assert_same_run(folder: Path, keep: int = 2) -> None:
     for counters in (a, b):
         del counters["minutes"], counters["training_seconds"], counters["sha256"]  # which is of all others
     assert a == b
-    logged = ("step", "tokens", "count", "loss", "rate", "grad_norm", "epoch")
+    logged = ("step", "tokens", "num_targets", "loss", "learning_rate", "grad_norm", "epoch")
     assert lines(straight, "step", logged) == lines(killed, "step", logged)
     found = ("step", "bits_per_byte", "best", "final")
     assert lines(straight, "validation", found) == lines(killed, "validation", found)

@@ -8,7 +8,7 @@ import pytest
 from pellucid.configfile import to_yaml
 from pellucid.errors import ConfigError
 from pellucid.training import train
-from pellucid.training.config import AdamW, Minutes, Muon, Steps, TrainConfig
+from pellucid.training.config import AdamWConfig, MuonConfig, TrainConfig
 
 WORDS: dict[str, Any] = {
     "model": {
@@ -18,7 +18,7 @@ WORDS: dict[str, Any] = {
         "attention": {"num_attention_heads": 2},
         "ffn": {"kind": "dense", "intermediate_size": 24},
     },
-    "budget": {"kind": "steps", "steps": 6},
+    "max_steps": 6,
 }
 
 
@@ -27,19 +27,19 @@ def config(**changes: Any) -> TrainConfig:
 
 
 def test_kinds_choose_parts() -> None:
-    assert config().optimizer == AdamW()
-    assert config(optimizer={"kind": "muon", "rate": 1e-2, "adamw": {"rate": 1e-3}}).optimizer == Muon(
-        rate=0.01, adamw=AdamW(rate=0.001)
-    )
-    assert config().budget == Steps(steps=6)
-    assert config(budget={"kind": "minutes", "minutes": 4}).budget == Minutes(minutes=4.0)
+    assert config().optimizer == AdamWConfig()
+    assert config(
+        optimizer={"kind": "muon", "learning_rate": 1e-2, "adamw": {"learning_rate": 1e-3}}
+    ).optimizer == MuonConfig(learning_rate=0.01, adamw=AdamWConfig(learning_rate=0.001))
+    assert (config().max_steps, config().max_minutes) == (6, None)
+    assert (config(max_minutes=4).max_steps, config(max_minutes=4).max_minutes) == (6, 4.0)
 
 
 def test_windows_default_to_the_training_length_and_half_of_it() -> None:
-    assert config(data={"length": 64}).window == (64, 32)
-    assert config(validation={"length": 100}).window == (100, 50)
-    assert config(validation={"length": 100, "stride": 7}).window == (100, 7)
-    assert config(data={"length": 2}).window == (2, 1)
+    assert config(data={"max_length": 64}).window == (64, 32)
+    assert config(evaluation={"max_length": 100}).window == (100, 50)
+    assert config(evaluation={"max_length": 100, "stride": 7}).window == (100, 7)
+    assert config(data={"max_length": 2}).window == (2, 1)
 
 
 @pytest.mark.parametrize(
@@ -48,16 +48,18 @@ def test_windows_default_to_the_training_length_and_half_of_it() -> None:
         ({"optimiser": {"kind": "adamw"}}, "did you mean 'optimizer'"),
         ({"optimizer": {"kind": "muon", "momentun": 0.9}}, "momentun"),
         ({"optimizer": {"kind": "sgd"}}, "sgd"),
-        ({"optimizer": {"kind": "adamw", "rate": "3e-4"}}, "rate"),
+        ({"optimizer": {"kind": "adamw", "learning_rate": "3e-4"}}, "learning_rate"),
         ({"optimizer": {"kind": "adamw", "betas": [0.9, 1.0]}}, "betas"),
-        ({"optimizer": {"kind": "adamw", "rate": -1.0}}, "rate"),
-        ({"budget": {"kind": "steps", "steps": 0}}, "steps"),
-        ({"budget": {"kind": "minutes", "minutes": 0}}, "minutes"),
-        ({"schedule": {"warmup_steps": 3, "warmup_share": 0.1}}, "give one of them"),
-        ({"schedule": {"warmup_share": 1.0}}, "warmup_share"),
-        ({"validation": {"length": 8, "stride": 8}}, "stride is 8 but a window has 8"),
+        ({"optimizer": {"kind": "adamw", "learning_rate": -1.0}}, "learning_rate"),
+        ({"max_steps": 0}, "max_steps"),
+        ({"max_steps": None}, "max_steps and max_minutes are both missing"),
+        ({"budget": {"kind": "steps", "steps": 6}}, "there is no key 'budget'"),
+        ({"max_minutes": 0}, "max_minutes"),
+        ({"lr_scheduler": {"warmup_steps": 3, "warmup_ratio": 0.1}}, "give one of them"),
+        ({"lr_scheduler": {"warmup_ratio": 1.0}}, "warmup_ratio"),
+        ({"evaluation": {"max_length": 8, "stride": 8}}, "stride is 8 but a window has 8"),
         ({"data": {"vocab_size": 301}}, "data.vocab_size is 301 but model.vocab_size is 300"),
-        ({"clip_norm": 0.0}, "clip_norm"),
+        ({"max_grad_norm": 0.0}, "max_grad_norm"),
         ({"precision": "float16"}, "float16"),
         ({"batch_size": True}, "batch_size"),
         ({"seed": -1}, "seed"),
@@ -68,22 +70,24 @@ def test_what_is_wrong_is_named(changes: dict[str, Any], words: str) -> None:
         config(**changes)
 
 
-def test_auto_is_settled_once_and_nothing_else_changes() -> None:
+def test_auto_is_resolved_once_and_nothing_else_changes() -> None:
     auto = config(precision="auto", optimizer={"kind": "muon", "precision": "auto"})
-    settled = auto.settled("bfloat16")
-    assert (settled.precision, settled.optimizer) == ("bfloat16", Muon(precision="bfloat16"))
-    assert auto.settled("bfloat16", "float32").optimizer == Muon(precision="float32")
-    assert settled.settled("float32") == settled
-    assert config().settled("bfloat16") == config()
-    assert settled.settled_precision == "bfloat16"
+    resolved = auto.resolve_auto("bfloat16")
+    assert (resolved.precision, resolved.optimizer) == ("bfloat16", MuonConfig(precision="bfloat16"))
+    assert auto.resolve_auto("bfloat16", "float32").optimizer == MuonConfig(precision="float32")
+    assert resolved.resolve_auto("float32") == resolved
+    assert config().resolve_auto("bfloat16") == config()
+    assert resolved.resolved_precision == "bfloat16"
 
 
 def test_what_is_written_reads_back_equal(tmp_path: Path) -> None:
-    wanted = config(optimizer={"kind": "muon"}, budget={"kind": "minutes", "minutes": 4.5}, clip_norm=None, seed=3)
+    wanted = config(optimizer={"kind": "muon"}, max_minutes=4.5, max_grad_norm=None, seed=3)
     (tmp_path / "config.yaml").write_text(to_yaml(wanted))
     assert TrainConfig.from_file(tmp_path / "config.yaml") == wanted
-    changed = TrainConfig.from_file(tmp_path / "config.yaml", ["optimizer.adamw.rate=3e-4", "seed=4"])
-    assert changed == wanted.model_copy(update={"seed": 4, "optimizer": Muon(adamw=AdamW(rate=3e-4, weight_decay=0.0))})
+    changed = TrainConfig.from_file(tmp_path / "config.yaml", ["optimizer.adamw.learning_rate=3e-4", "seed=4"])
+    assert changed == wanted.model_copy(
+        update={"seed": 4, "optimizer": MuonConfig(adamw=AdamWConfig(learning_rate=3e-4, weight_decay=0.0))}
+    )
 
 
 @pytest.mark.parametrize("rule", ["lookahead(1)", "full", "causal | prefix(3)", "window(4)", "chunk(8)"])

@@ -211,7 +211,9 @@ def windowed(straight: tuple[dict[str, Any], Path], tmp_path_factory: pytest.Tem
     """The last checkpoint of the same run with another rule: every shape is the same."""
     words = straight[0]
     model = {**words["model"], "rule": "causal & window(16)"}
-    result = train(small_config(words, model=model, validation={}), tmp_path_factory.mktemp("windowed") / "run")
+    result = train(
+        small_config(words, model=model, eval_steps=0, evaluation={}), tmp_path_factory.mktemp("windowed") / "run"
+    )
     return result.checkpoint
 
 

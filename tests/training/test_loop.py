@@ -19,13 +19,13 @@ from pellucid.configfile import to_yaml
 from pellucid.data.corpus import open_corpus
 from pellucid.errors import CheckpointError, ConfigError, DataError, InputError, StorageError, TrainingError
 from pellucid.models.decoder import Decoder
-from pellucid.training import loop, prepare
+from pellucid.training import loop, setup
 from pellucid.training import run_folder as run_folder_module
 from pellucid.training.config import TrainConfig
 from pellucid.training.events import Event, Interrupted, Prepared, Saved, Stepped, Validated
 from pellucid.training.loop import TrainResult, train
-from pellucid.training.schedule import multiplier
-from pellucid.training.step import StepResult, Where, train_step
+from pellucid.training.schedule import lr_multiplier
+from pellucid.training.step import StepContext, StepResult, train_step
 from pellucid.training.validation import bits_per_byte
 
 WORDS = [
@@ -70,14 +70,15 @@ def words(texts: Path) -> dict[str, Any]:
             "ffn": {"kind": "gated", "intermediate_size": 24},
             "dropout": {"residual": 0.1},
         },
-        "data": {"source": str(texts / "*.txt"), "heldout_share": 0.25, "length": 16},
-        "budget": {"kind": "steps", "steps": 6},
-        "schedule": {"warmup_steps": 2},
+        "data": {"source": str(texts / "*.txt"), "heldout_fraction": 0.25, "max_length": 16},
+        "max_steps": 6,
+        "lr_scheduler": {"warmup_steps": 2},
         "batch_size": 2,
-        "accumulation": 2,
-        "validation": {"every": 2, "documents": 3},
-        "save_every": 2,
-        "threads": 1,
+        "gradient_accumulation_steps": 2,
+        "eval_steps": 2,
+        "evaluation": {"num_documents": 3},
+        "save_steps": 2,
+        "num_threads": 1,
     }
 
 
@@ -105,7 +106,7 @@ def same_state(a: Path, b: Path) -> bool:
 
 def test_a_run_from_text_to_checkpoint(tmp_path: Path, words: dict[str, Any]) -> None:
     events: list[Event] = []
-    wanted = config(words, keep=1)
+    wanted = config(words, save_total_limit=1)
     result = train(wanted, tmp_path / "run", on_event=events.append)
     run = result.run
     assert sorted(os.listdir(run)) == [
@@ -125,9 +126,9 @@ def test_a_run_from_text_to_checkpoint(tmp_path: Path, words: dict[str, Any]) ->
 
     steps = logged(run)
     assert [s["step"] for s in steps] == [1, 2, 3, 4, 5, 6]
-    assert result.tokens == steps[-1]["tokens"] == sum(s["count"] for s in steps)
-    peak = wanted.optimizer.rate
-    assert [s["rate"] for s in steps] == [peak * multiplier(wanted.schedule, wanted.budget, n, 0.0) for n in range(6)]
+    assert result.tokens == steps[-1]["tokens"] == sum(s["num_targets"] for s in steps)
+    peak = wanted.optimizer.learning_rate
+    assert [s["learning_rate"] for s in steps] == [peak * lr_multiplier(wanted, n, 0.0) for n in range(6)]
     assert [type(e) for e in events if not isinstance(e, Stepped)] == [
         Prepared, Validated, Saved, Validated, Saved, Validated, Saved, Validated,
     ]  # fmt: skip
@@ -161,12 +162,13 @@ def test_the_same_config_gives_the_same_run(tmp_path: Path, words: dict[str, Any
 
 def test_it_learns(tmp_path: Path, words: dict[str, Any]) -> None:
     changes = {
-        "budget": {"kind": "steps", "steps": 40},
-        "optimizer": {"kind": "adamw", "rate": 0.03},
-        "validation": {},
-        "save_every": 0,
+        "max_steps": 40,
+        "optimizer": {"kind": "adamw", "learning_rate": 0.03},
+        "eval_steps": 0,
+        "evaluation": {},
+        "save_steps": 0,
     }
-    result = train(config(words, precision="bfloat16", checkpoint_activations=True, **changes), tmp_path / "run")
+    result = train(config(words, precision="bfloat16", gradient_checkpointing=True, **changes), tmp_path / "run")
     losses = [s["loss"] for s in logged(result.run)]
     assert losses[0] > 5
     assert losses[-1] < 3
@@ -180,14 +182,15 @@ def test_a_budget_of_minutes_ends_on_time_at_the_floor(
 ) -> None:
     """By a clock on which every look takes a fifth of a second."""
     monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=count(0.0, 0.2).__next__))
-    budget = {"kind": "minutes", "minutes": 1}
-    schedule = {"warmup_share": 0.1, "shape": "linear"}
-    wanted = config(words, budget=budget, schedule=schedule, validation={}, save_every=0)
+    scheduler = {"warmup_ratio": 0.1, "type": "linear"}
+    wanted = config(
+        words, max_steps=None, max_minutes=1, lr_scheduler=scheduler, eval_steps=0, evaluation={}, save_steps=0
+    )
     result = train(wanted, tmp_path / "run")
     steps = logged(result.run)
     assert 20 < len(steps) < 120
     assert 0.95 < steps[-1]["progress"] <= 1.0
-    rates = [s["rate"] / wanted.optimizer.rate for s in steps]
+    rates = [s["learning_rate"] / wanted.optimizer.learning_rate for s in steps]
     assert rates[0] >= 0.01
     assert max(rates) > 0.95
     assert 0 <= rates[-1] < 0.1
@@ -197,7 +200,7 @@ def test_a_budget_of_minutes_ends_on_time_at_the_floor(
 def test_held_out_documents_of_their_own(tmp_path: Path, words: dict[str, Any], texts: Path) -> None:
     apart = tmp_path / "apart.txt"
     apart.write_text("to be that is the mind")
-    data = {"source": str(texts / "*.txt"), "heldout_source": str(apart), "length": 16}
+    data = {"source": str(texts / "*.txt"), "heldout_source": str(apart), "max_length": 16}
     events: list[Event] = []
     result = train(config(words, data=data), tmp_path / "run", on_event=events.append)
     assert isinstance(events[0], Prepared)
@@ -253,7 +256,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(
     resumed = train(wanted, tmp_path / "stopped", resume=True)
     assert same_state(straight.checkpoint, resumed.checkpoint)
     assert resumed.validation == straight.validation
-    names = ("step", "tokens", "count", "loss", "rate", "grad_norm", "epoch")
+    names = ("step", "tokens", "num_targets", "loss", "learning_rate", "grad_norm", "epoch")
     assert [[s[n] for n in names] for s in logged(resumed.run)] == [[s[n] for n in names] for s in logged(straight.run)]
     validations = [
         [(v["step"], v["bits_per_byte"], v["best"], v["final"]) for v in logged(run, "validation")]
@@ -278,7 +281,7 @@ def test_only_the_same_run_goes_on(tmp_path: Path, words: dict[str, Any]) -> Non
     train(config(words), tmp_path / "run", on_event=StopAfter(2))
     with pytest.raises(ConfigError, match=r"not that of the run in .*: batch_size: was 2, is 3; resume with the same"):
         train(config(words, batch_size=3), tmp_path / "run", resume=True)
-    longer = train(config(words, budget={"kind": "steps", "steps": 7}), tmp_path / "run", resume=True)
+    longer = train(config(words, max_steps=7), tmp_path / "run", resume=True)
     assert longer.steps == 7
     with pytest.raises(ConfigError, match=r"there is no run in .*nowhere: leave --resume out"):
         train(config(words), tmp_path / "nowhere", resume=True)
@@ -286,10 +289,10 @@ def test_only_the_same_run_goes_on(tmp_path: Path, words: dict[str, Any]) -> Non
 
 def test_what_was_measured_once_is_kept(tmp_path: Path, words: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Another answer in the middle of a run would change its numbers."""
-    monkeypatch.setattr(prepare, "fastest", lambda device: "bfloat16")
+    monkeypatch.setattr(setup, "fastest_precision", lambda device: "bfloat16")
     auto = config(words, precision="auto", optimizer={"kind": "muon", "precision": "auto"})
     train(auto, tmp_path / "run", on_event=StopAfter(2))
-    monkeypatch.setattr(prepare, "fastest", pytest.fail)
+    monkeypatch.setattr(setup, "fastest_precision", pytest.fail)
     resumed = train(auto, tmp_path / "run", resume=True)
     kept = TrainConfig.from_file(resumed.run / "config.yaml")
     assert (kept.precision, kept.optimizer.precision) == ("bfloat16", "bfloat16")
@@ -312,10 +315,10 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, words: dict[str, Any]) -> 
     model = words["model"]
     refused(tmp_path, config(words, data={"source": str(tmp_path / "nowhere")}), "nowhere", DataError)
     learned = model | {"position": {"kind": "learned", "max_position_embeddings": 8}}
-    refused(tmp_path, config(words, model=learned), r"data\.length is 16 but the model has positions for 8")
-    data = words["data"] | {"length": 8}
-    validation = {"length": 12}
-    refused(tmp_path, config(words, model=learned, data=data, validation=validation), r"validation\.length is 12")
+    refused(tmp_path, config(words, model=learned), r"data\.max_length is 16 but the model has positions for 8")
+    data = words["data"] | {"max_length": 8}
+    evaluation = {"max_length": 12}
+    refused(tmp_path, config(words, model=learned, data=data, evaluation=evaluation), r"evaluation\.max_length is 12")
     small = model | {"vocab_size": 259}
     first = train(config(words), tmp_path / "first")
     given = words["data"] | {"tokenizer": str(first.checkpoint / store.TOKENIZER)}
@@ -381,7 +384,7 @@ def test_a_disk_that_fills_up_stops_the_run_with_the_last_good_checkpoint_named(
 def test_a_loss_that_is_not_finite_names_step_documents_and_checkpoint(
     tmp_path: Path, words: dict[str, Any], texts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def poisoned(model: Decoder, *batches: Any, where: Where, **settings: Any) -> StepResult:
+    def poisoned(model: Decoder, *batches: Any, where: StepContext, **settings: Any) -> StepResult:
         if where.step == 4:
             model.norm.weight.data[0] = float("nan")
         return train_step(model, *batches, where=where, **settings)

@@ -16,11 +16,11 @@ from pellucid.errors import CheckpointError, ConfigError
 from pellucid.training import train
 from pellucid.training.config import TrainConfig
 from pellucid.training.events import Event, Stepped, Validated
-from pellucid.training.monitors import Metrics, describe
-from pellucid.training.objectives import MaskedLM, SequenceToSequence
-from pellucid.training.prepare import prepare
+from pellucid.training.loggers import MetricsLog, describe
+from pellucid.training.objectives import MaskedLMConfig, Seq2SeqConfig
 from pellucid.training.run_folder import RunFolder
-from pellucid.training.runs import read_run
+from pellucid.training.run_summary import read_run
+from pellucid.training.setup import prepare
 
 ENCODER = {**LAYERS, "family": "encoder"}
 PAIR = {**LAYERS, "family": "encoder_decoder"}
@@ -38,13 +38,13 @@ def config(**changes: Any) -> TrainConfig:
 @pytest.mark.parametrize(
     ("model", "kind"),
     [
-        (LAYERS, "next_token"),
+        (LAYERS, "causal_lm"),
         (ENCODER, "masked_lm"),
-        (PAIR, "sequence_to_sequence"),
+        (PAIR, "seq2seq"),
         (head("sequence_classification", num_labels=2), "classification"),
         (head("regression"), "regression"),
-        (head("token_classification", num_labels=2), "token_labelling"),
-        (head("span"), "span"),
+        (head("token_classification", num_labels=2), "token_classification"),
+        (head("span"), "question_answering"),
         (head("sentence_embedding"), "contrastive"),
     ],
 )
@@ -56,10 +56,10 @@ def test_the_usual_objective_follows_from_family_and_head(model: dict[str, Any],
 
 
 def test_words_of_an_objective() -> None:
-    masked = config(model=ENCODER, objective={"kind": "masked_lm", "share": 0.3, "whole_words": True})
-    assert masked.objective == MaskedLM(share=0.3, whole_words=True)
-    pairs = config(model=PAIR, objective={"kind": "sequence_to_sequence", "source": "body"}, **FILE)
-    assert pairs.objective == SequenceToSequence(source="body")
+    masked = config(model=ENCODER, objective={"kind": "masked_lm", "mlm_probability": 0.3, "whole_word_mask": True})
+    assert masked.objective == MaskedLMConfig(mlm_probability=0.3, whole_word_mask=True)
+    pairs = config(model=PAIR, objective={"kind": "seq2seq", "source": "body"}, **FILE)
+    assert pairs.objective == Seq2SeqConfig(source="body")
 
 
 @pytest.mark.parametrize(
@@ -68,12 +68,12 @@ def test_words_of_an_objective() -> None:
         (
             {"objective": {"kind": "masked_lm"}},
             r"objective is 'masked_lm', but model\.family is 'decoder' with head 'language_model', which learns "
-            "next_token or prefix_lm",
+            "causal_lm or prefix_lm",
         ),
-        ({"objective": {"kind": "next_token"}, "model": ENCODER}, "'next_token', but .* 'encoder' .* learns masked_lm"),
+        ({"objective": {"kind": "causal_lm"}, "model": ENCODER}, "'causal_lm', but .* 'encoder' .* learns masked_lm"),
         (
             {"objective": {"kind": "regression"}, "model": head("span"), **FILE},
-            "'regression', but .* head 'span', which learns span",
+            "'regression', but .* head 'span', which learns question_answering",
         ),
         (
             {"objective": {"kind": "prefix_lm"}},
@@ -85,10 +85,10 @@ def test_words_of_an_objective() -> None:
         ),
         ({"model": {**LAYERS, "rule": "causal | prefix()"}}, "lets a token see the next one"),
         ({"model": {**PAIR, "rule": "full"}, **FILE}, "lets a token see the next one"),
-        ({"model": PAIR}, "'sequence_to_sequence' learns from examples, but data.source is 'python-source'"),
+        ({"model": PAIR}, "'seq2seq' learns from examples, but data.source is 'python-source'"),
         (
             {"model": head("token_classification", num_labels=3), **FILE}
-            | {"objective": {"kind": "token_labelling", "classes": ["a", "b"]}},
+            | {"objective": {"kind": "token_classification", "classes": ["a", "b"]}},
             r"objective\.classes has 2 names, but model\.head\.num_labels is 3",
         ),
         (
@@ -97,16 +97,22 @@ def test_words_of_an_objective() -> None:
             "names 'a' twice",
         ),
         (
-            {"model": ENCODER, "objective": {"kind": "masked_lm", "keep": 0.6, "random": 0.6}},
-            "keep is 0.6 and random 0.6",
+            {
+                "model": ENCODER,
+                "objective": {"kind": "masked_lm", "keep_original_prob": 0.6, "random_replace_prob": 0.6},
+            },
+            "keep_original_prob is 0.6 and random_replace_prob 0.6",
         ),
         (
             {"model": {**LAYERS, "rule": "causal | prefix()"}, "objective": {"kind": "prefix_lm", "prompt": "q"}},
             "prompt is 'q' and completion None",
         ),
-        ({"model": head("span"), "label_smoothing": 0.1, **FILE}, "label_smoothing is 0.1, but objective 'span'"),
-        ({"balance": {}}, "balance is for experts, but model.ffn is gated"),
-        ({"data": {"source_length": 9}}, r"data\.source_length is 9, but model\.family is 'decoder'"),
+        (
+            {"model": head("span"), "label_smoothing_factor": 0.1, **FILE},
+            "label_smoothing_factor is 0.1, but objective 'question_answering'",
+        ),
+        ({"load_balancing": {}}, "load_balancing is for experts, but model.ffn is gated"),
+        ({"data": {"max_source_length": 9}}, r"data\.max_source_length is 9, but model\.family is 'decoder'"),
         ({"data": {"tokenizer_kind": "wordpiece"}}, "wordpiece.* loses white space"),
     ],
 )
@@ -145,7 +151,7 @@ def test_the_tokenizer_gets_what_the_objective_needs(tmp_path: Path) -> None:
     assert len(prepared(job("span_corruption", tmp_path / "spans"), tmp_path).tokenizer.sentinel_ids) == 2
     words = job("masked_lm", tmp_path / "pieces")
     words["data"] = words["data"] | {"tokenizer_kind": "wordpiece", "vocab_size": 60}
-    words["objective"] = {"kind": "masked_lm", "whole_words": True}
+    words["objective"] = {"kind": "masked_lm", "whole_word_mask": True}
     parts = prepared(words, tmp_path)
     assert parts.tokenizer.vocab_size <= 60
     assert parts.loader.objective.word_starts is not None
@@ -153,9 +159,9 @@ def test_the_tokenizer_gets_what_the_objective_needs(tmp_path: Path) -> None:
 
 def test_labels_are_smoothed_in_training_alone(tmp_path: Path) -> None:
     words = job("classification", tmp_path / "data")
-    plain, smoothed = (prepared(words, tmp_path, label_smoothing=part) for part in (0.0, 0.5))
+    plain, smoothed = (prepared(words, tmp_path, label_smoothing_factor=part) for part in (0.0, 0.5))
     batch = plain.loader.batch(0)
-    assert smoothed.judged.validate(smoothed.model, final=True) == plain.judged.validate(plain.model, final=True)
+    assert smoothed.evaluator.validate(smoothed.model, final=True) == plain.evaluator.validate(plain.model, final=True)
     losses = [float(parts.model.train()(batch, want="loss").loss.total.detach()) for parts in (plain, smoothed)]
     assert losses[0] != losses[1]
 
@@ -163,18 +169,18 @@ def test_labels_are_smoothed_in_training_alone(tmp_path: Path) -> None:
 def test_examples_that_are_cut_are_told(tmp_path: Path) -> None:
     told: list[str] = []
     words = job("classification", tmp_path / "data")
-    words["data"] = words["data"] | {"length": 4}
+    words["data"] = words["data"] | {"max_length": 4}
     prepare(TrainConfig.from_mapping(words), RunFolder(tmp_path), None, told.append)
     (train,) = [message for message in told if "(train)" in message]
     cut, of = (int(word) for word in train.split() if word.isdigit() and word != "4")
     assert 0 < cut == of
-    assert train.endswith(" examples (train) are cut to the 4 tokens of data.length")
+    assert train.endswith(" examples (train) are cut to the 4 tokens of data.max_length")
 
 
 # ---- whole runs
 
 
-SHORT = {"budget": {"kind": "steps", "steps": 6}, "save_every": 2, "keep": 4, "batch_size": 2}
+SHORT = {"max_steps": 6, "save_steps": 2, "save_total_limit": 4, "batch_size": 2}
 EXPERTS = {
     "kind": "moe",
     "num_experts": 4,
@@ -185,18 +191,23 @@ EXPERTS = {
 
 
 def short(name: str, folder: Path) -> dict[str, Any]:
-    words = job(name, folder) | SHORT | {"validation": {"every": 2, "documents": 4, "written": 2}}
+    words = (
+        job(name, folder) | SHORT | {"eval_steps": 2, "evaluation": {"num_documents": 4, "num_generated_samples": 2}}
+    )
     words["model"] = words["model"] | {"hidden_size": 8, "dropout": {"residual": 0.1}}
     if name == "masked_lm":
         words["model"] = words["model"] | {"ffn": EXPERTS}
-        words |= {"balance": {"coefficient": 0.1, "rebalance_rate": 0.01}, "accumulation": 2}
+        words |= {
+            "load_balancing": {"router_aux_loss_coef": 0.1, "router_bias_update_rate": 0.01},
+            "gradient_accumulation_steps": 2,
+        }
     return words
 
 
 @pytest.mark.parametrize("name", ["masked_lm", "classification"])
 def test_a_run_goes_on_exactly(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the dice of the objective, dropout, and the choice biases of sigmoid routers."""
-    monkeypatch.setattr("helpers.small_run.VALIDATION", ("step", "nats", "tokens", "figures", "best", "final"))
+    monkeypatch.setattr("helpers.small_run.VALIDATION", ("step", "nats", "tokens", "metrics", "best", "final"))
     wanted = TrainConfig.from_mapping(short(name, tmp_path / "data"))
     events: list[Event] = []
     straight = train(wanted, tmp_path / "straight", on_event=events.append)
@@ -218,18 +229,18 @@ def test_what_a_classifier_leaves(tmp_path: Path) -> None:
     assert warned(events) == []
     assert read_label_names(result.checkpoint, 2) == ("no", "yes")
     assert json.loads((result.checkpoint / "pellucid.json").read_text())["digests"].keys() >= {"classes.json"}
-    last = list(Metrics(tmp_path / "run" / "metrics.jsonl").records())[-1]
+    last = list(MetricsLog(tmp_path / "run" / "metrics.jsonl").records())[-1]
     assert "bits_per_byte" not in last
     assert last["item"] == "document"
-    assert last["figures"]["accuracy"]["baseline"] == result.to_dict()["heldout_figures"]["accuracy"]["baseline"]
-    assert 0 < last["figures"]["accuracy"]["baseline"] < 1
+    assert last["metrics"]["accuracy"]["baseline"] == result.to_dict()["heldout_metrics"]["accuracy"]["baseline"]
+    assert 0 < last["metrics"]["accuracy"]["baseline"] < 1
     said = [describe(event) for event in events if isinstance(event, Validated)]
     assert "accuracy" in said[-1]
     assert "(baseline " in said[-1]
     assert "bits/byte" not in str(result)
     summary = read_run(tmp_path / "run")
     assert (summary.state, summary.measure, summary.final) == ("finished", "loss", result.validation.loss)
-    best = min(e.nats_per_token for e in events if isinstance(e, Validated) and not e.final)
+    best = min(e.loss for e in events if isinstance(e, Validated) and not e.final)
     assert summary.best == best
 
 
@@ -248,6 +259,6 @@ def test_heldout_examples_of_their_own(tmp_path: Path) -> None:
     kept = examples(tmp_path / "kept", lambda s: {"text": s, "label": "no"})["source"]
     words["data"] = words["data"] | {"heldout_source": kept}
     parts = prepared(words, tmp_path)
-    assert parts.judged is not None
+    assert parts.evaluator is not None
     assert len(parts.loader.store) == 160
-    assert parts.judged.validate(parts.model, final=True).documents == 160
+    assert parts.evaluator.validate(parts.model, final=True).documents == 160

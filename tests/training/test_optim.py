@@ -11,8 +11,8 @@ from pellucid.errors import CheckpointError
 from pellucid.models.build import build
 from pellucid.models.config import ModelConfig
 from pellucid.models.decoder import Decoder
-from pellucid.training.config import AdamW, Muon
-from pellucid.training.optim import Optimizers, make_optimizers, roles
+from pellucid.training.config import AdamWConfig, MuonConfig
+from pellucid.training.optim import OptimizerSet, make_optimizers, roles
 
 BATCH = causal(Batch.from_rows([[5, 8, 2, 9, 1], [7], [3, 3, 4]]))
 
@@ -28,7 +28,7 @@ def tiny(**changes: Any) -> Decoder:
     return build(ModelConfig.from_mapping(words | changes))
 
 
-def one_step(model: Decoder, optimizers: Optimizers) -> None:
+def one_step(model: Decoder, optimizers: OptimizerSet) -> None:
     optimizers.zero_grad()
     model(BATCH, want="loss").loss.mean().backward()
     optimizers.step()
@@ -47,8 +47,8 @@ def test_roles_are_told_by_use_not_by_name() -> None:
     assert set(found) == {n for n, _ in model.named_parameters()}
 
 
-@pytest.mark.parametrize("config", [AdamW(), Muon()], ids=["adamw", "muon"])
-def test_a_tied_parameter_is_listed_once_and_stays_one(config: AdamW | Muon) -> None:
+@pytest.mark.parametrize("config", [AdamWConfig(), MuonConfig()], ids=["adamw", "muon"])
+def test_a_tied_parameter_is_listed_once_and_stays_one(config: AdamWConfig | MuonConfig) -> None:
     """B112: one entry, one set of moments, one storage after three steps, the gradient of both uses."""
     model = tiny()
     optimizers = make_optimizers(model, config)
@@ -71,7 +71,7 @@ def test_a_tied_parameter_is_listed_once_and_stays_one(config: AdamW | Muon) -> 
 
 def test_muon_changes_matrices_in_blocks_only() -> None:
     model = tiny(position={"kind": "learned", "max_position_embeddings": 6}, tie_word_embeddings=False)
-    muon = make_optimizers(model, Muon()).parts["muon"]
+    muon = make_optimizers(model, MuonConfig()).parts["muon"]
     held = {id(p) for group in muon.param_groups for p in group["params"]}
     names = {name for name, p in model.named_parameters() if id(p) in held}
     assert names == {name for name, role in roles(model).items() if role == "matrix"}
@@ -81,7 +81,7 @@ def test_norms_biases_and_tables_do_not_decay() -> None:
     """With gradients of 0 only decay moves a weight."""
     model = tiny(position={"kind": "learned", "max_position_embeddings": 6}, tie_word_embeddings=False)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    optimizers = make_optimizers(model, AdamW(rate=0.5, weight_decay=0.5))
+    optimizers = make_optimizers(model, AdamWConfig(learning_rate=0.5, weight_decay=0.5))
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizers.step()
@@ -92,15 +92,15 @@ def test_norms_biases_and_tables_do_not_decay() -> None:
 
 def test_rates_are_peaks_times_the_multiplier_however_often_set() -> None:
     """B116: what is reported is what the optimizers hold."""
-    optimizers = make_optimizers(tiny(), Muon(rate=0.02, adamw=AdamW(rate=0.003)))
+    optimizers = make_optimizers(tiny(), MuonConfig(learning_rate=0.02, adamw=AdamWConfig(learning_rate=0.003)))
     for multiplier in (0.5, 0.1, 0.25):
-        assert optimizers.set_rate(multiplier) == optimizers.rate == 0.02 * multiplier
+        assert optimizers.set_learning_rate(multiplier) == optimizers.learning_rate == 0.02 * multiplier
         held = {name: {g["lr"] for g in part.param_groups} for name, part in optimizers.parts.items()}
         assert held == {"muon": {0.02 * multiplier}, "adamw": {0.003 * multiplier}}
 
 
-@pytest.mark.parametrize("config", [AdamW(), Muon()], ids=["adamw", "muon"])
-def test_the_state_given_back_goes_on_bit_for_bit(config: AdamW | Muon) -> None:
+@pytest.mark.parametrize("config", [AdamWConfig(), MuonConfig()], ids=["adamw", "muon"])
+def test_the_state_given_back_goes_on_bit_for_bit(config: AdamWConfig | MuonConfig) -> None:
     straight, stopped = tiny(), tiny()
     a, b = make_optimizers(straight, config), make_optimizers(stopped, config)
     for _ in range(2):
@@ -121,7 +121,7 @@ def test_the_state_given_back_goes_on_bit_for_bit(config: AdamW | Muon) -> None:
 
 def test_a_state_that_does_not_fit_is_refused() -> None:
     model = tiny()
-    optimizers = make_optimizers(model, AdamW())
+    optimizers = make_optimizers(model, AdamWConfig())
     one_step(model, optimizers)
     good = optimizers.state_tensors()
     key = "adamw/norm.weight/exp_avg"
@@ -165,8 +165,8 @@ def test_roles_of_parts_that_are_neither_plain_matrices_nor_vectors() -> None:
     assert {role for name, role in heads.items() if name.endswith(("q_norm.weight", "k_norm.weight"))} == {"vector"}
 
 
-@pytest.mark.parametrize("config", [AdamW(), Muon()], ids=["adamw", "muon"])
-def test_what_is_shared_is_changed_once(config: AdamW | Muon) -> None:
+@pytest.mark.parametrize("config", [AdamWConfig(), MuonConfig()], ids=["adamw", "muon"])
+def test_what_is_shared_is_changed_once(config: AdamWConfig | MuonConfig) -> None:
     """Layers that share weights, a table for both stacks, stacks of experts: each parameter in one group."""
     model = tiny(
         family="encoder_decoder",

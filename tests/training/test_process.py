@@ -9,32 +9,32 @@ import threading
 import pytest
 import torch
 
-from pellucid.training import allocator, precision
-from pellucid.training.interrupts import Interrupts, Stopped
-from pellucid.training.precision import autocast, fastest
+from pellucid.training import malloc, precision
+from pellucid.training.precision import autocast, fastest_precision
+from pellucid.training.signals import InterruptedBySignal, SignalHandler
 
 _FAULTS = """
 import resource, runpy, sys
-keep_pages = runpy.run_path(sys.argv[1])["keep_pages"]
+keep_freed_memory = runpy.run_path(sys.argv[1])["keep_freed_memory"]
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(5):
         b"x" * (40 << 20)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 plain = faults()
-assert keep_pages()
+assert keep_freed_memory()
 faults()
 print(plain, faults())
 """
 
-needs_glibc = pytest.mark.skipif(allocator.platform.libc_ver()[0] != "glibc", reason="another C library")
+needs_glibc = pytest.mark.skipif(malloc.platform.libc_ver()[0] != "glibc", reason="another C library")
 
 
 @needs_glibc
 def test_freed_pages_are_not_faulted_in_again() -> None:
     """By what the kernel counts, before and after."""
-    clean = {k: v for k, v in os.environ.items() if k not in allocator._OWN_SETTINGS}
-    command = [sys.executable, "-c", _FAULTS, allocator.__file__]
+    clean = {k: v for k, v in os.environ.items() if k not in malloc._OWN_SETTINGS}
+    command = [sys.executable, "-c", _FAULTS, malloc.__file__]
     plain, kept = subprocess.check_output(command, env=clean).split()
     assert int(kept) < 100 < 1000 < int(plain)
 
@@ -42,26 +42,26 @@ def test_freed_pages_are_not_faulted_in_again() -> None:
 @needs_glibc
 def test_the_users_own_setting_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "100000")
-    assert not allocator.keep_pages()
+    assert not malloc.keep_freed_memory()
 
 
 def test_nothing_is_done_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allocator.sys, "platform", "darwin")
-    assert not allocator.keep_pages()
-    monkeypatch.setattr(allocator.sys, "platform", "linux")
-    monkeypatch.setattr(allocator.platform, "libc_ver", lambda: ("musl", "1.2"))
-    assert not allocator.keep_pages()
+    monkeypatch.setattr(malloc.sys, "platform", "darwin")
+    assert not malloc.keep_freed_memory()
+    monkeypatch.setattr(malloc.sys, "platform", "linux")
+    monkeypatch.setattr(malloc.platform, "libc_ver", lambda: ("musl", "1.2"))
+    assert not malloc.keep_freed_memory()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_asks_once_and_stops_at_once_the_second_time(number: signal.Signals) -> None:
     before = signal.getsignal(number)
-    with Interrupts() as interrupts:
+    with SignalHandler() as interrupts:
         interrupts.begin()
         assert interrupts.asked is None
         os.kill(os.getpid(), number)
         assert interrupts.asked == number
-        with pytest.raises(Stopped, match=number.name) as caught:
+        with pytest.raises(InterruptedBySignal, match=number.name) as caught:
             os.kill(os.getpid(), number)
         assert caught.value.signal == number
         os.kill(os.getpid(), number)  # what is taken back meanwhile is not disturbed
@@ -70,12 +70,12 @@ def test_a_signal_asks_once_and_stops_at_once_the_second_time(number: signal.Sig
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_before_there_is_anything_to_finish_stops_at_once(number: signal.Signals) -> None:
-    with Interrupts() as interrupts:
-        with pytest.raises(Stopped):
+    with SignalHandler() as interrupts:
+        with pytest.raises(InterruptedBySignal):
             os.kill(os.getpid(), number)
         os.kill(os.getpid(), number)
         assert interrupts.asked is None
-        with pytest.raises(Stopped, match=number.name):  # if it was swallowed on its way
+        with pytest.raises(InterruptedBySignal, match=number.name):  # if it was swallowed on its way
             interrupts.begin()
 
 
@@ -83,7 +83,7 @@ def test_outside_the_main_thread_signals_are_left_alone() -> None:
     found = []
 
     def work() -> None:
-        with Interrupts() as interrupts:
+        with SignalHandler() as interrupts:
             found.append((interrupts.asked, signal.getsignal(signal.SIGINT)))
 
     before = signal.getsignal(signal.SIGINT)
@@ -107,7 +107,7 @@ def test_the_faster_format_is_found_by_measuring(
 ) -> None:
     by_format = dict(zip(("float32", "bfloat16"), seconds, strict=True))
     monkeypatch.setattr(precision, "operations_per_second", lambda name, device: 1 / by_format[name])
-    assert fastest() == expected
+    assert fastest_precision() == expected
 
 
 def test_a_measured_speed_is_one_that_a_machine_can_have() -> None:

@@ -13,7 +13,7 @@ import pellucid as pl
 from helpers.small_run import StopAt, files, small_config, small_words, warned
 from pellucid.errors import ConfigError, InputError
 from pellucid.training.config import TrainConfig
-from pellucid.training.differences import differences, told
+from pellucid.training.config_diff import differences, told
 from pellucid.training.environment import changes
 from pellucid.training.events import Event, Resumed
 from pellucid.training.loop import train
@@ -65,23 +65,25 @@ def went_on(folder: Path, config: TrainConfig, resume: bool | None = None) -> tu
 
 
 def test_a_budget_shorter_than_the_run_is_refused(folder: Path) -> None:
-    said = refused(folder, again(folder, budget={"kind": "steps", "steps": 3}))
+    said = refused(folder, again(folder, max_steps=3))
     run = folder / "run"
     assert said == (
-        f"budget.steps is 3, but the run in {run} has reached 4 steps; give as many or more, or start a new run in "
+        f"max_steps is 3, but the run in {run} has reached 4 steps; give as many or more, or start a new run in "
         "another folder"
     )
-    assert "budget.steps is 2" in refused(folder, again(folder, budget={"kind": "minutes", "minutes": 9, "steps": 2}))
-    assert "budget.minutes is 1e-09" in refused(folder, again(folder, budget={"kind": "minutes", "minutes": 1e-9}))
-    went_on(folder, again(folder, budget={"kind": "steps", "steps": 4}), resume=True)
+    assert "max_steps is 2" in refused(folder, again(folder, max_minutes=9, max_steps=2))
+    assert "max_minutes is 1e-09" in refused(folder, again(folder, max_minutes=1e-9))
+    went_on(folder, again(folder, max_steps=4), resume=True)
     assert "step-00000004" in (run / "last").read_text()
-    assert TrainConfig.from_file(run / "config.yaml").budget.steps == 4
+    assert TrainConfig.from_file(run / "config.yaml").max_steps == 4
 
 
 def test_a_log_that_cannot_be_written_is_refused(folder: Path) -> None:
     (folder / "run" / "metrics.jsonl").unlink()
     (folder / "run" / "metrics.jsonl").mkdir()
-    assert "metrics.jsonl is no file that can be written" in refused(folder, again(folder, keep=1), kind=InputError)
+    assert "metrics.jsonl is no file that can be written" in refused(
+        folder, again(folder, save_total_limit=1), kind=InputError
+    )
 
 
 CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -97,7 +99,7 @@ def test_other_data_is_refused_by_name(folder: Path, what: str) -> None:
     """With a free setting changed too, which once was written before the refusal."""
     change, named = CHANGES[what]
     change(folder / "texts")
-    said = refused(folder, again(folder, keep=1))
+    said = refused(folder, again(folder, save_total_limit=1))
     assert said == (
         f"the data is not that of the run in {folder / 'run'} ({named}); put it back as it was, or start a new run in "
         "another folder"
@@ -187,7 +189,7 @@ def test_odd_types_in_the_environment_do_no_harm(folder: Path) -> None:
 
 @pytest.mark.usefixtures("our_checks_only")
 def test_what_is_no_config_is_refused(tmp_path: Path) -> None:
-    for value in (None, {"budget": 1}, "small.yaml"):
+    for value in (None, {"max_steps": 1}, "small.yaml"):
         with pytest.raises(ConfigError, match=r"^config is .*, but must be a TrainConfig; make one with"):
             pl.train(value, tmp_path / "run")  # type: ignore[arg-type]
     assert not (tmp_path / "run").exists()
@@ -207,10 +209,12 @@ def test_what_is_no_path_is_refused(tmp_path: Path, path: Any, resume: bool | No
 def test_differences_have_a_path(tmp_path: Path) -> None:
     words = small_words(tmp_path)
     was = small_config(words)
-    now = small_config(words, model={**words["model"], "num_hidden_layers": 2, "rule": "causal & window(4)"}, keep=9)
+    now = small_config(
+        words, model={**words["model"], "num_hidden_layers": 2, "rule": "causal & window(4)"}, save_total_limit=9
+    )
     found = differences(was, now)
     assert [(d.path, d.top) for d in found] == [
-        ("model.layers[0]", "model"), ("model.layers[1]", "model"), ("keep", "keep"),
+        ("model.layers[0]", "model"), ("model.layers[1]", "model"), ("save_total_limit", "save_total_limit"),
     ]  # fmt: skip
     assert told(found[1:2]) == f"model.layers[1]: was null, is {now.model.layers[1]}"
     assert differences(was, was) == []

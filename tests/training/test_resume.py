@@ -27,7 +27,7 @@ class Enough(Exception):  # noqa: N818
 
 @pytest.fixture
 def words(tmp_path: Path) -> dict[str, Any]:
-    return small_words(tmp_path) | {"budget": {"kind": "steps", "steps": 4}, "keep": 2}
+    return small_words(tmp_path) | {"max_steps": 4, "save_total_limit": 2}
 
 
 def config(words: dict[str, Any], **changes: Any) -> TrainConfig:
@@ -75,9 +75,9 @@ def test_a_finished_run_says_so_and_nothing_is_done(tmp_path: Path, words: dict[
         assert train(wanted, run, resume=resume, on_event=events.append) == result
         assert events == [Finished(run, 4)]
         assert files(run) == before
-    longer = train(config(words, budget={"kind": "steps", "steps": 5}), run, resume=True)
+    longer = train(config(words, max_steps=5), run, resume=True)
     assert longer.steps == 5
-    window = config(words, budget={"kind": "steps", "steps": 5}, validation={"length": 8})
+    window = config(words, max_steps=5, evaluation={"max_length": 8})
     assert train(window, run, resume=True).validation != longer.validation
 
 
@@ -91,12 +91,15 @@ def test_killed_in_the_last_validation_only_that_is_left(tmp_path: Path, words: 
     ("change", "match"),
     [
         ({"batch_size": 3}, r"not that of the run in .*: batch_size: was 2, is 3; resume with the same"),
-        ({"budget": {"kind": "steps", "steps": 9}}, r": budget\.steps: was 4, is 9; --resume goes on"),
-        ({"keep": 5}, ": keep: was 2, is 5; --resume goes on"),
-        ({"keep": 5, "seed": 1}, ": keep: was 2, is 5; seed: was 0, is 1; resume with the same"),
+        ({"max_steps": 9}, r": max_steps: was 4, is 9; --resume goes on"),
+        ({"save_total_limit": 5}, ": save_total_limit: was 2, is 5; --resume goes on"),
         (
-            {"optimizer": {"kind": "muon"}, "keep": 5},
-            r": optimizer\.kind: was adamw, is muon; optimizer\.rate: was 0\.001, is 0\.02; .*; and \d+ more",
+            {"save_total_limit": 5, "seed": 1},
+            ": save_total_limit: was 2, is 5; seed: was 0, is 1; resume with the same",
+        ),
+        (
+            {"optimizer": {"kind": "muon"}, "save_total_limit": 5},
+            r": optimizer\.kind: was adamw, is muon; optimizer\.learning_rate: was 0\.001, is 0\.02; .*; and \d+ more",
         ),
     ],
 )
@@ -192,7 +195,7 @@ def test_a_log_that_cannot_be_synced_stops_the_run(tmp_path: Path, words: dict[s
             (tmp_path / "run" / "metrics.jsonl").mkdir()
 
     with pytest.raises(StorageError, match=r"cannot write .*metrics\.jsonl"):
-        train(config(words, validation={}), tmp_path / "run", on_event=remove)
+        train(config(words, eval_steps=0, evaluation={}), tmp_path / "run", on_event=remove)
 
 
 # ---- one process a run

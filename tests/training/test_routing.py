@@ -10,12 +10,12 @@ from pellucid.batch import Batch
 from pellucid.data.objectives import SequenceToSequence, causal
 from pellucid.models import Model, ModelConfig, build
 from pellucid.nn.moe import SigmoidRouter
-from pellucid.training.config import AdamW, Balance
-from pellucid.training.optim import Optimizers, make_optimizers
+from pellucid.training.config import AdamWConfig, LoadBalancingConfig
+from pellucid.training.optim import OptimizerSet, make_optimizers
 from pellucid.training.routing import routers
-from pellucid.training.step import Where, train_step
+from pellucid.training.step import StepContext, train_step
 
-WHERE = Where(1, list, None)
+WHERE = StepContext(1, list, None)
 ROWS = [[5, 8, 2, 9, 1, 4], [7, 3], [3, 3, 4], [6, 1, 1, 2]]
 
 
@@ -36,17 +36,17 @@ def mixture(router: str = "softmax", **changes: Any) -> Model:
     return build(ModelConfig.from_mapping(words | changes), dtype=torch.float64)
 
 
-def still(model: nn.Module) -> Optimizers:
-    return make_optimizers(model, AdamW(rate=0.0))
+def still(model: nn.Module) -> OptimizerSet:
+    return make_optimizers(model, AdamWConfig(learning_rate=0.0))
 
 
 def batch(*rows: list[int], side: str = "right") -> Batch:
     return causal(Batch.from_rows(rows, side=side))  # type: ignore[arg-type]
 
 
-def gradients(model: Model, batches: list[Batch], balance: Balance | None) -> list[torch.Tensor]:
+def gradients(model: Model, batches: list[Batch], balance: LoadBalancingConfig | None) -> list[torch.Tensor]:
     optimizers = still(model)
-    train_step(model, batches, optimizers, clip_norm=None, where=WHERE, balance=balance)
+    train_step(model, batches, optimizers, max_grad_norm=None, where=WHERE, load_balancing=balance)
     return [p.grad.clone() for p in optimizers.parameters]
 
 
@@ -56,20 +56,20 @@ def test_the_balance_loss_is_added_once_for_each_layer_and_divided_by_real_token
     assert len(output.routing) == 2
     wanted = output.loss.total / output.loss.count + 0.3 * sum(sums.balance() for sums in output.routing)
     expected = torch.autograd.grad(wanted, list(model.parameters()))
-    found = gradients(model, [whole], Balance(coefficient=0.3))
+    found = gradients(model, [whole], LoadBalancingConfig(router_aux_loss_coef=0.3))
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-13)
 
 
 def test_padding_changes_nothing() -> None:
     """Statistics and loss are over real tokens only, wherever padding lies and however much of it."""
-    model, balance = mixture(), Balance(coefficient=0.3)
+    model, balance = mixture(), LoadBalancingConfig(router_aux_loss_coef=0.3)
     expected = gradients(model, [batch(*ROWS)], balance)
     wide = causal(Batch.from_rows(ROWS, length=11, side="left"))
     for one, other in zip(gradients(model, [wide], balance), expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
     results = [
-        train_step(model, [some], still(model), clip_norm=None, where=WHERE, balance=balance).routing
+        train_step(model, [some], still(model), max_grad_norm=None, where=WHERE, load_balancing=balance).routing
         for some in (batch(*ROWS), wide)
     ]
     assert results[0] is not None
@@ -78,7 +78,7 @@ def test_padding_changes_nothing() -> None:
 
 def test_equal_micro_batches_give_what_one_big_batch_gives() -> None:
     """f is a micro-batch's own; where those are equal, the sum over tokens is divided once, by the whole step's."""
-    model, balance = mixture(), Balance(coefficient=0.3)
+    model, balance = mixture(), LoadBalancingConfig(router_aux_loss_coef=0.3)
     rows = ROWS[:2]
     one = gradients(model, [batch(*rows, *rows)], balance)
     two = gradients(model, [batch(*rows), batch(*rows)], balance)
@@ -87,17 +87,22 @@ def test_equal_micro_batches_give_what_one_big_batch_gives() -> None:
 
 
 def test_recomputed_activations_count_nothing_twice() -> None:
-    model, balance = mixture("sigmoid").train(), Balance(coefficient=0.3, rebalance_rate=0.125)
+    model, balance = (
+        mixture("sigmoid").train(),
+        LoadBalancingConfig(router_aux_loss_coef=0.3, router_bias_update_rate=0.125),
+    )
     found = []
     for recomputed in (False, True):
         model.gradient_checkpointing = recomputed
         for router in routers(model):
             router.expert_bias.zero_()
-        result = train_step(model, [batch(*ROWS)], still(model), clip_norm=None, where=WHERE, balance=balance)
+        result = train_step(
+            model, [batch(*ROWS)], still(model), max_grad_norm=None, where=WHERE, load_balancing=balance
+        )
         grads = [p.grad.clone() for p in model.parameters()]
         found.append((result.routing, grads, [router.expert_bias.clone() for router in routers(model)]))
-    (figures, grads, biases), (again, same, moved) = found
-    assert figures == again
+    (stats, grads, biases), (again, same, moved) = found
+    assert stats == again
     assert all(map(torch.equal, grads, same))
     assert all(map(torch.equal, biases, moved))
 
@@ -110,14 +115,14 @@ def test_expert_biases_move_by_the_loads_of_all_micro_batches() -> None:
     for some in parts:
         for load, sums in zip(loads, model(some, want="loss").routing, strict=True):
             load += sums.tokens
-    balance = Balance(coefficient=0.0, rebalance_rate=0.125)
-    train_step(model, parts, still(model), clip_norm=None, where=WHERE, balance=balance)
+    balance = LoadBalancingConfig(router_aux_loss_coef=0.0, router_bias_update_rate=0.125)
+    train_step(model, parts, still(model), max_grad_norm=None, where=WHERE, load_balancing=balance)
     for router, load in zip(routers(model), loads, strict=True):
         assert isinstance(router, SigmoidRouter)
         assert torch.equal(router.expert_bias, 0.125 * (load.double().mean() - load).sign())
         assert router.expert_bias.abs().sum() > 0
     before = [router.expert_bias.clone() for router in routers(model)]
-    train_step(model, parts, still(model), clip_norm=None, where=WHERE)
+    train_step(model, parts, still(model), max_grad_norm=None, where=WHERE)
     assert all(torch.equal(b, r.expert_bias) for b, r in zip(before, routers(model), strict=True))
 
 
@@ -126,8 +131,8 @@ def test_layers_that_share_weights_move_their_bias_once() -> None:
     first, second = routers(model)
     assert first is second
     loads = sum(sums.tokens for sums in model(batch(*ROWS), want="loss").routing)
-    balance = Balance(coefficient=0.0, rebalance_rate=0.125)
-    train_step(model, [batch(*ROWS)], still(model), clip_norm=None, where=WHERE, balance=balance)
+    balance = LoadBalancingConfig(router_aux_loss_coef=0.0, router_bias_update_rate=0.125)
+    train_step(model, [batch(*ROWS)], still(model), max_grad_norm=None, where=WHERE, load_balancing=balance)
     assert torch.equal(first.expert_bias, 0.125 * (loads.double().mean() - loads).sign())
 
 
@@ -138,13 +143,15 @@ def test_an_encoder_is_divided_by_the_tokens_of_its_sources() -> None:
     assert [int(sums.count) for sums in output.routing] == [6, 6, 7, 7]
     wanted = output.loss.total / output.loss.count + 0.3 * sum(sums.balance() for sums in output.routing)
     expected = torch.autograd.grad(wanted, list(model.parameters()))
-    for one, other in zip(gradients(model, [pairs], Balance(coefficient=0.3)), expected, strict=True):
+    for one, other in zip(
+        gradients(model, [pairs], LoadBalancingConfig(router_aux_loss_coef=0.3)), expected, strict=True
+    ):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-13)
 
 
 def test_what_is_logged() -> None:
     model = mixture(ffn=mixture().config.ffn.model_copy(update={"expert_capacity": 3}))
-    result = train_step(model, [batch(*ROWS)], still(model), clip_norm=None, where=WHERE)
+    result = train_step(model, [batch(*ROWS)], still(model), max_grad_norm=None, where=WHERE)
     sums = model(batch(*ROWS), want="loss").routing
     assert result.routing is not None
     assert result.routing.most == pytest.approx(max(float((s.tokens / s.count).max()) for s in sums))
@@ -157,17 +164,22 @@ def test_what_is_logged() -> None:
 def test_a_balance_loss_evens_a_router_out() -> None:
     """Of a router that prefers one expert; without the loss it stays as uneven."""
     spread = {}
-    for coefficient in (0.0, 1.0):
+    for router_aux_loss_coef in (0.0, 1.0):
         model = mixture(num_hidden_layers=1).float().train()
         with torch.no_grad():
             (router,) = routers(model)
             router.weight[1:] = router.weight[0] + 0.01 * router.weight[1:]
-        optimizers = make_optimizers(model, AdamW(rate=0.02))
+        optimizers = make_optimizers(model, AdamWConfig(learning_rate=0.02))
         for _ in range(25):
             result = train_step(
-                model, [batch(*ROWS)], optimizers, clip_norm=1.0, where=WHERE, balance=Balance(coefficient=coefficient)
+                model,
+                [batch(*ROWS)],
+                optimizers,
+                max_grad_norm=1.0,
+                where=WHERE,
+                load_balancing=LoadBalancingConfig(router_aux_loss_coef=router_aux_loss_coef),
             )
         assert result.routing is not None
-        spread[coefficient] = result.routing.balance_loss
+        spread[router_aux_loss_coef] = result.routing.balance_loss
     assert spread[1.0] < 2.1  # even: the two experts of a token
     assert spread[1.0] < spread[0.0]

@@ -15,10 +15,10 @@ from torch import nn
 
 from pellucid.checkpoints.files import canonical_digest
 from pellucid.errors import CheckpointError
-from pellucid.training.config import AdamW
-from pellucid.training.optim import Optimizers, make_optimizers
+from pellucid.training.config import AdamWConfig
+from pellucid.training.optim import OptimizerSet, make_optimizers
 from pellucid.training.state import (
-    Counters,
+    TrainerState,
     load_state,
     random_state,
     read_counters,
@@ -27,7 +27,7 @@ from pellucid.training.state import (
     set_random_state,
 )
 
-COUNTERS = Counters(
+COUNTERS = TrainerState(
     step=7,
     tokens=900,
     minutes=1.5,
@@ -38,10 +38,10 @@ COUNTERS = Counters(
 )
 
 
-def stepped() -> tuple[nn.Module, Optimizers]:
+def stepped() -> tuple[nn.Module, OptimizerSet]:
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
-    optimizers = make_optimizers(model, AdamW())
+    optimizers = make_optimizers(model, AdamWConfig())
     model(torch.ones(1, 3)).sum().backward()
     optimizers.step()
     return model, optimizers

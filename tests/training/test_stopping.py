@@ -10,13 +10,13 @@ import pytest
 
 from helpers.small_run import StopAt, assert_same, files, logged, small_config, small_words
 from pellucid.checkpoints import store
-from pellucid.training import loop, prepare, run_folder
+from pellucid.training import loop, run_folder, setup
 from pellucid.training.events import Event, Interrupted, Saved, Stepped, Validated
-from pellucid.training.interrupts import Stopped
 from pellucid.training.loop import train
+from pellucid.training.signals import InterruptedBySignal
 
 BOTH = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-LONGER = {"budget": {"kind": "steps", "steps": 12}, "validation": {"every": 4, "documents": 2}, "save_every": 6}
+LONGER = {"max_steps": 12, "eval_steps": 4, "evaluation": {"num_documents": 2}, "save_steps": 6}
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def test_a_signal_in_the_middle_of_a_validation_lets_it_end(
         assert train(wanted, tmp_path / "run").steps == 4
     events: list[Event] = []
     with monkeypatch.context() as patch:  # and in the one at the end, which is made anew
-        patch.setattr(loop.Metrics, "final", lambda *_: None)
+        patch.setattr(loop.MetricsLog, "final", lambda *_: None)
         train(wanted, tmp_path / "run")
         patch.setattr(loop, "bits_per_byte", stopped_within)
         last = train(wanted, tmp_path / "run")
@@ -84,7 +84,7 @@ def test_a_second_signal_stops_at_once(tmp_path: Path, words: dict[str, Any], nu
             os.kill(os.getpid(), number)
 
     before = signal.getsignal(number)
-    with pytest.raises(Stopped) as caught:
+    with pytest.raises(InterruptedBySignal) as caught:
         train(small_config(words), tmp_path / "run", on_event=twice)
     assert caught.value.signal == number
     assert signal.getsignal(number) is before
@@ -96,8 +96,10 @@ def test_a_second_signal_stops_at_once(tmp_path: Path, words: dict[str, Any], nu
 
 def test_the_best_validation_leaves_a_checkpoint(tmp_path: Path, words: dict[str, Any]) -> None:
     """Nothing else is saved on the way, and fewer are kept than validations were the best."""
-    validation = {"every": 1, "documents": 2}
-    result = train(small_config(words, validation=validation, save_every=0, keep=1), tmp_path / "run")
+    result = train(
+        small_config(words, eval_steps=1, evaluation={"num_documents": 2}, save_steps=0, save_total_limit=1),
+        tmp_path / "run",
+    )
     lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
     on_the_way = [line for line in lines if line["kind"] == "validation" and not line["final"]]
     best = min(on_the_way, key=lambda line: line["bits_per_byte"])["step"]
@@ -111,14 +113,14 @@ def test_a_best_that_is_not_beaten_stays(
     tmp_path: Path, words: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Validations get worse from step 2 on; what is stopped and goes on keeps the same one."""
-    original, found = loop._Loop.bits_per_byte, {1: 5.0, 2: 4.0, 3: 6.0, 4: float("nan"), 5: 4.0, 6: 7.0}
+    original, found = loop.Trainer.bits_per_byte, {1: 5.0, 2: 4.0, 3: 6.0, 4: float("nan"), 5: 4.0, 6: 7.0}
 
     def told(self: Any, documents: Any) -> Any:
         real = original(self, documents)
         return real._replace(nats=found[self.counters.step] * real.bytes * 0.6931471805599453)
 
-    monkeypatch.setattr(loop._Loop, "bits_per_byte", told)
-    wanted = small_config(words, validation={"every": 1, "documents": 2}, save_every=0, keep=1)
+    monkeypatch.setattr(loop.Trainer, "bits_per_byte", told)
+    wanted = small_config(words, eval_steps=1, evaluation={"num_documents": 2}, save_steps=0, save_total_limit=1)
     for name, listener in (("straight", None), ("stopped", StopAt(4))):
         train(wanted, tmp_path / name, on_event=listener)
         train(wanted, tmp_path / name)
@@ -130,12 +132,12 @@ def test_a_best_that_is_not_beaten_stays(
 
 
 @BOTH
-@pytest.mark.parametrize("owner", [prepare.Loader, run_folder.Lock, loop])
+@pytest.mark.parametrize("owner", [setup.Loader, run_folder.Lock, loop])
 def test_a_signal_in_preparation_leaves_nothing_behind(
     tmp_path: Path, words: dict[str, Any], monkeypatch: pytest.MonkeyPatch, owner: Any, number: signal.Signals
 ) -> None:
     """While data is read, before the folder is written, and when all is ready."""
-    name = {prepare.Loader: "from_corpus", run_folder.Lock: "__init__", loop: "write_environment"}[owner]
+    name = {setup.Loader: "from_corpus", run_folder.Lock: "__init__", loop: "write_environment"}[owner]
     original = getattr(owner, name)
 
     def signalled(*arguments: Any, **named: Any) -> Any:
@@ -149,26 +151,26 @@ def test_a_signal_in_preparation_leaves_nothing_behind(
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, signalled)
         for run in ("new/run", "empty"):
-            with pytest.raises(Stopped) as caught:
+            with pytest.raises(InterruptedBySignal) as caught:
                 train(small_config(words), tmp_path / run)
             assert caught.value.signal == number
     assert signal.getsignal(number) is before
     assert os.listdir(tmp_path) == ["empty"]
     assert os.listdir(tmp_path / "empty") == []
-    assert train(small_config(words, budget={"kind": "steps", "steps": 1}), tmp_path / "new/run").steps == 1
+    assert train(small_config(words, max_steps=1), tmp_path / "new/run").steps == 1
 
 
 def test_a_signal_before_a_run_goes_on_changes_nothing(
     tmp_path: Path, words: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(small_config(words), tmp_path / "run", on_event=StopAt(3))
-    before, original = files(tmp_path / "run"), prepare.go_on
+    before, original = files(tmp_path / "run"), setup.restore_checkpoint
 
     def signalled(*arguments: Any) -> Any:
         os.kill(os.getpid(), signal.SIGTERM)
         return original(*arguments)
 
-    monkeypatch.setattr(prepare, "go_on", signalled)
-    with pytest.raises(Stopped):
-        train(small_config(words, keep=1), tmp_path / "run", resume=True)
+    monkeypatch.setattr(setup, "restore_checkpoint", signalled)
+    with pytest.raises(InterruptedBySignal):
+        train(small_config(words, save_total_limit=1), tmp_path / "run", resume=True)
     assert files(tmp_path / "run") == before

@@ -23,8 +23,8 @@ def write_junit(path: Path, report: AuditReport, *, strict: bool = False) -> Non
         kind, tag = _outcome(finding, strict)
         if tag is not None:
             counts[kind] += 1
-            told = ElementTree.SubElement(case, tag, message=_clean(finding.message))
-            told.text = _clean("; ".join(filter(None, (str(finding.where or ""), finding.decided))))
+            outcome = ElementTree.SubElement(case, tag, message=_clean(finding.message))
+            outcome.text = _clean("; ".join(filter(None, (str(finding.where or ""), finding.decided))))
     for name, count in counts.items():
         suite.set(name, str(count))
     text = ElementTree.tostring(suite, encoding="unicode", xml_declaration=False)

@@ -23,7 +23,7 @@ class AuditReport:
     """Who may see whom beside who really does, as far as a check has measured it."""
     views: tuple[TokenView, ...] = ()
     """The same token by token."""
-    unasked: tuple[str, ...] = ()
+    not_run: tuple[str, ...] = ()
     """Checks that did not run because the budget was spent."""
     called: str = ""
     """How the target was called, and with what capabilities."""
@@ -31,7 +31,7 @@ class AuditReport:
     @property
     def finished(self) -> bool:
         """Whether every check ran."""
-        return not self.unasked
+        return not self.not_run
 
     @property
     def passed(self) -> bool:
@@ -59,7 +59,7 @@ class AuditReport:
             "target": self.target,
             "passed": self.passed,
             "finished": self.finished,
-            "unasked": list(self.unasked),
+            "not_run": list(self.not_run),
             "called": self.called,
             "verdicts": self.verdicts,
             "seconds": round(self.seconds, 3),
@@ -74,16 +74,16 @@ class AuditReport:
             found = self.of(name)
             first = next(finding for finding in found if finding.status == status)
             where = str(first.where) if first.where and status in ("leak", "fragile") else ""
-            said = first.message if status != "pass" else f"{CHECKS[name].asks} {_yes(found)}"
+            message = first.message if status != "pass" else f"{CHECKS[name].asks} {_yes(found)}"
             if status == "pass" and name == "future":
-                said = first.message
-            shown = "not asked" if name in self.unasked else status
-            rows.append((name, shown, first.case if status != "pass" else "", where, said))
+                message = first.message
+            verdict = "not run" if name in self.not_run else status
+            rows.append((name, verdict, first.case if status != "pass" else "", where, message))
         return Table(f"audit of {self.target}", ("check", "verdict", "case", "where", "what was seen"), tuple(rows))
 
 
 def _yes(found: Sequence[Finding]) -> str:
-    """In how many cases, and which were not asked."""
+    """In how many cases, and which did not apply."""
     silent = [finding.case for finding in found if finding.status == "not_applicable" and finding.case]
-    more = f" Not asked: {', '.join(silent)}." if silent else ""
+    more = f" Not applicable: {', '.join(silent)}." if silent else ""
     return f"Yes, in {sum(finding.status == 'pass' for finding in found)} cases.{more}"

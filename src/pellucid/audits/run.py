@@ -1,7 +1,8 @@
-"""Run the checks on a target and collect what they find."""
+"""Run the checks on a target, by the probe that calls it, and collect what they find."""
 
 from __future__ import annotations
 
+import inspect
 import math
 import time
 import traceback
@@ -9,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 from torch import nn
 
@@ -18,13 +20,17 @@ from pellucid.audits.engine.context import AuditContext
 from pellucid.audits.engine.influence import InfluenceMatrix
 from pellucid.audits.engine.module_copies import shallow_weight_copy
 from pellucid.audits.engine.preserve_state import preserve_state
-from pellucid.audits.probes.probe_for import probe_for, refuse_incomplete
+from pellucid.audits.probes.hf_detect import probe_for_hf
+from pellucid.audits.probes.keyword_probe import KeywordProbe, keyword_arguments
 from pellucid.audits.probes.tokens_probe import TokensProbe
+from pellucid.audits.probes.torch_layers_probe import TorchLayersProbe, is_torch_layer
 from pellucid.audits.report import AuditReport
 from pellucid.errors import InputError, one_line
 from pellucid.messages import did_you_mean
 from pellucid.probe import Probe
 from pellucid.records import Finding, Flow, TokenView
+
+_REQUIRED = ("name", "vocab_size", "rules", "module", "max_length", "capabilities", "logits", "with_module")
 
 
 def audit(
@@ -45,12 +51,12 @@ def audit(
     Args:
         target: a module or a function; transformers models and torch's own layers are recognized.
         probe: how the target is called. Left out, it is ``target.probe()`` where there is one, else found by the
-            target's kind (:func:`~pellucid.audits.probes.probe_for.probe_for`): any ``forward(tokens) -> [B, T, V]``
+            target's kind (:func:`probe_for`): any ``forward(tokens) -> [B, T, V]``
             will do, and is taken for causal.
         checks: names in ``CHECKS``; all by default.
         length: tokens of the long sequences; shorter where the target cannot take so many.
         budget: seconds, which decide how many tokens of long sequences are changed; checks that have not begun when it
-            is spent are ``unasked``, and the audit is not finished.
+            is spent are ``not_run``, and the audit is not finished.
         seed: of the random tokens.
         progress: is called with the name of each check before it runs.
 
@@ -71,9 +77,9 @@ def audit(
     probe = probe_for(target) if probe is None else probe
     if getattr(probe, "module", None) is not given:
         untouched = shallow_weight_copy(getattr(probe, "module", None))
-    refuse_incomplete(probe)
+    _refuse_incomplete(probe)
     findings: list[Finding] = []
-    unasked: list[str] = []
+    not_run: list[str] = []
     with preserve_state(probe.module):
         context = AuditContext(probe, length=length, seed=seed, budget=budget)
         context.untouched = untouched
@@ -81,8 +87,8 @@ def audit(
             if progress is not None:
                 progress(check.name)
             if context.spent:
-                unasked.append(check.name)
-                message = f"not asked: the budget of {context.budget:g} s was spent"
+                not_run.append(check.name)
+                message = f"not run: the budget of {context.budget:g} s was spent"
                 findings.append(Finding(check.name, "not_applicable", message))
             else:
                 findings += _findings(check, context)
@@ -91,7 +97,53 @@ def audit(
         flows, views = _pictures(context)
     seconds = time.perf_counter() - start
     called = _how_it_was_called(probe)
-    return AuditReport(probe.name, tuple(findings), seconds, context.taken, flows, views, tuple(unasked), called)
+    return AuditReport(probe.name, tuple(findings), seconds, context.taken, flows, views, tuple(not_run), called)
+
+
+def probe_for(target: object) -> Probe:
+    """The target's own (``target.probe()``), or one by its kind.
+
+    Known are transformers models, what takes their arguments, torch's own layers, and anything else that takes tokens
+    and returns logits.
+    """
+    if isinstance(target, type):
+        raise InputError(f"{target.__name__} is a class; audit an instance of it: {target.__name__}(…)")
+    own = getattr(target, "probe", None)
+    if inspect.ismethod(own):
+        made: Probe = own()
+        return made
+    if not callable(target):
+        if not _missing(target):
+            return cast(Probe, target)
+        raise InputError(
+            f"{type(target).__name__} cannot be called, so it cannot be audited; give a module, a function or a probe"
+        )
+    if inspect.isfunction(target):
+        parameters = inspect.signature(target).parameters.values()
+        if all(each.kind in (each.KEYWORD_ONLY, each.VAR_KEYWORD) for each in parameters):
+            name = target.__name__
+            raise InputError(
+                f"{name} takes no tokens; it is a factory, perhaps: call it, and audit what it makes: {name}()"
+            )
+    if is_torch_layer(target):
+        return TorchLayersProbe(cast(nn.Module, target))
+    return probe_for_hf(target) or (KeywordProbe(target) if keyword_arguments(target) else TokensProbe(target))
+
+
+def _refuse_incomplete(probe: object) -> None:
+    """What is no probe, or has no vocabulary to change tokens in, cannot be audited."""
+    missing = _missing(probe)
+    if missing:
+        raise InputError(
+            f"{type(probe).__name__} is no probe: it lacks {', '.join(missing)}; subclass pellucid.probe.Probe"
+        )
+    size = cast(Probe, probe).vocab_size
+    if size < 2:
+        raise InputError(f"the vocabulary has {size} tokens, but a token can only be changed where there are 2 or more")
+
+
+def _missing(probe: object) -> list[str]:
+    return [name for name in _REQUIRED if not hasattr(probe, name)]
 
 
 def _chosen(names: Sequence[str] | None) -> list[Check]:
@@ -143,7 +195,7 @@ def _not_applicable(check: Check, context: AuditContext) -> str:
     if missing:
         refused = getattr(probe, "refused", {})
         reason = next((f": it raises {refused[name]}" for name in missing if refused.get(name)), "")
-        return f"{probe.name} cannot be asked for {', '.join(missing)}{reason}"
+        return f"{probe.name} does not support {', '.join(missing)}{reason}"
     if context.length < check.length:
         return f"the check needs {check.length} tokens in a row, but {probe.name} takes {context.length}"
     return ""

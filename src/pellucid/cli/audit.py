@@ -114,7 +114,7 @@ def _with_rules(model: object, probe: Probe | None, expect: str | None) -> Probe
     """The probe with the rules of --expect in place of those that the model declares."""
     if expect is None:
         return probe
-    from pellucid.audits.probes.probe_for import probe_for
+    from pellucid.audits.run import probe_for
     from pellucid.errors import ArgumentError
     from pellucid.visibility import parse
 
@@ -146,7 +146,7 @@ def _circumstances(report: AuditReport, length: int) -> list[str]:
     if report.length is not None:
         shorter = ", the longest it accepts" if report.length < length else ""
         parts.insert(0, f"sequences of up to {report.length} tokens{shorter}")
-    if report.unasked:
-        names = ", ".join(report.unasked)
-        parts.append(f"{len(report.unasked)} of {len(report.verdicts)} checks not run, the budget was spent: {names}")
+    if report.not_run:
+        names = ", ".join(report.not_run)
+        parts.append(f"{len(report.not_run)} of {len(report.verdicts)} checks not run, the budget was spent: {names}")
     return [*parts, report.called]

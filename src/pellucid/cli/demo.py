@@ -50,7 +50,7 @@ def demo(minutes: MinutesOption = None, out: Out = Path("runs/demo"), as_json: c
       pellucid demo --minutes 60 --out runs/long-demo
     """
     from pellucid.training import train
-    from pellucid.training.monitors import console_listener
+    from pellucid.training.loggers import console_listener
 
     started = time.monotonic()
     _move_aside(out)
@@ -71,8 +71,8 @@ def _config(minutes: float | None) -> TrainConfig:
     from pellucid.training import TrainConfig
 
     mapping = read_mapping(Path(str(files("pellucid.cli") / "demo.yaml")))
-    minutes = mapping["budget"]["minutes"] if minutes is None else minutes
-    overrides = [f"budget.minutes={minutes}", *size_for_this_machine(minutes).overrides()]
+    minutes = mapping["max_minutes"] if minutes is None else minutes
+    overrides = [f"max_minutes={minutes}", *size_for_this_machine(minutes).overrides()]
     return TrainConfig.from_mapping(apply_overrides(mapping, overrides))
 
 
@@ -84,7 +84,7 @@ def _summary(config: TrainConfig, result: TrainResult, started: float) -> tuple[
     from pellucid.generation import generate
 
     checkpoint = load(result.checkpoint)
-    heldout = open_corpus(config.data.source, heldout_share=config.data.heldout_share)
+    heldout = open_corpus(config.data.source, heldout_share=config.data.heldout_fraction)
     _say("asking the model who sees whom")
     probe = checkpoint.probe()
     probe.name = str(result.checkpoint)

@@ -76,7 +76,7 @@ _SEARCHING = ("num_beams", "num_return_sequences", "length_penalty")
 
 
 def _refuse_unused(context: typer.Context, num_beams: int | None) -> None:
-    """Refuse options of sampling with --beams, and options of beam search without."""
+    """Refuse options of sampling with --num-beams, and options of beam search without."""
     for name in _SEARCHING[1:] if num_beams is None else _SAMPLING:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
@@ -90,7 +90,7 @@ def _generate(checkpoint: str, texts: list[str], params: Any, as_json: bool, **o
     from pellucid.checkpoints import load
     from pellucid.generation import BeamParams, generate_n_best, stream
     from pellucid.generation import generate as complete
-    from pellucid.generation.validate import reads_sources
+    from pellucid.generation.inputs import reads_sources
 
     loaded = load(checkpoint)
     before = ["" if reads_sources(loaded.model) else text for text in texts]  # a decoder does not continue its source

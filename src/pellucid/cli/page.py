@@ -44,7 +44,7 @@ def run_page(
     The ``sample`` is held-out text, shown with what the last checkpoint attends to and what moves it.
     """
     from pellucid.reports import write_page
-    from pellucid.training.runs import read_run
+    from pellucid.training.run_summary import read_run
 
     run = read_run(run_folder)
     sections: list[Section] = [("The run", [_facts(run)]), *extra, ("Curves", curves(run.run / "metrics.jsonl"))]
@@ -146,7 +146,7 @@ def _facts(run: Any) -> Table:
 def _figures(run: Any) -> dict[str, Cell]:
     """What the last validation found besides, and what a guess reaches."""
     told: dict[str, Cell] = {}
-    for name, said in run.figures.items():
+    for name, said in run.metrics.items():
         value, guess = (_real(said.get(key)) if isinstance(said, dict) else math.nan for key in ("value", "baseline"))
         told[str(name)[:80]] = f"{value:.4f}" if math.isnan(guess) else f"{value:.4f} (baseline {guess:.4f})"
     return told
@@ -155,9 +155,9 @@ def _figures(run: Any) -> dict[str, Cell]:
 def curves(metrics: Path) -> list[Curves]:
     """The series in a ``metrics.jsonl``; a line that lacks a number is a gap."""
     from pellucid.records import Curve, Curves
-    from pellucid.training.monitors import Metrics
+    from pellucid.training.loggers import MetricsLog
 
-    lines = list(Metrics(metrics).records())
+    lines = list(MetricsLog(metrics).records())
     steps = [line for line in lines if line["kind"] == "step"]
     heldout = [line for line in lines if line["kind"] == "validation" and not line.get("final")]
     final = [line for line in lines if line["kind"] == "validation" and line.get("final")]
@@ -168,13 +168,13 @@ def curves(metrics: Path) -> list[Curves]:
     def both(key: str) -> tuple[Curve, Curve]:
         return curve("held out, sample", heldout, key), curve("all held out", final, key)
 
-    speed = tuple(_real(line.get("count")) / (_real(line.get("seconds")) or float("nan")) for line in steps)
+    speed = tuple(_real(line.get("num_targets")) / (_real(line.get("seconds")) or float("nan")) for line in steps)
     loss = curve("training", steps, "loss")
     bits = any("bits_per_byte" in line for line in (*heldout, *final)) or not (heldout or final)
     drawn = [
-        Curves("Loss", (loss, *both("nats_per_token")), y_label="nats a token" if bits else ""),
+        Curves("Loss", (loss, *both("loss")), y_label="nats a token" if bits else ""),
         *_measures(heldout, final, both),
-        Curves("Learning rate", (curve("rate", steps, "rate"),)),
+        Curves("Learning rate", (curve("rate", steps, "learning_rate"),)),
         Curves("Gradient norm, before clipping", (curve("norm", steps, "grad_norm"),), log=True),
         Curves("Speed", (Curve("tokens per second", loss.x, speed),)),
         *_routing(steps),
@@ -186,15 +186,15 @@ def curves(metrics: Path) -> list[Curves]:
 def _measures(
     heldout: list[dict[str, Any]], final: list[dict[str, Any]], both: Callable[[str], tuple[Curve, Curve]]
 ) -> list[Curves]:
-    """Bits per byte, or the figures of another objective; the first is the loss, which has its curve already."""
+    """Bits per byte, or the metrics of another objective; the first is the loss, which has its curve already."""
     from pellucid.records import Curve, Curves
 
-    told = [line["figures"] for line in (*heldout, *final) if isinstance(line.get("figures"), dict)]
+    told = [line["metrics"] for line in (*heldout, *final) if isinstance(line.get("metrics"), dict)]
     if not told:
         return [Curves("Bits per byte", both("bits_per_byte"))]
 
     def curve(name: str, figure: str, lines: list[dict[str, Any]], key: str) -> Curve:
-        found = [(line["step"], line["figures"].get(figure)) for line in lines if isinstance(line.get("figures"), dict)]
+        found = [(line["step"], line["metrics"].get(figure)) for line in lines if isinstance(line.get("metrics"), dict)]
         points = [(_real(step), _real(said.get(key))) for step, said in found if isinstance(said, dict)]
         return Curve(name, tuple(x for x, _ in points), tuple(y for _, y in points))
 
@@ -207,7 +207,7 @@ def _measures(
                 curve("baseline", name, [*heldout, *final], "baseline"),
             ),
         )
-        for name in dict.fromkeys(key for figures in told for key in list(figures)[1:])
+        for name in dict.fromkeys(key for metrics in told for key in list(metrics)[1:])
     ]
 
 
@@ -241,7 +241,7 @@ def _sample(run: Path) -> list[Section]:
     from pellucid.cli.sample import can_be_shown, heldout_text, token_view
     from pellucid.records import Flow
     from pellucid.training.config import TrainConfig
-    from pellucid.training.objectives import NextToken
+    from pellucid.training.objectives import CausalLMConfig
     from pellucid.training.run_folder import RunFolder
 
     last = RunFolder(run).read_pointer("last")
@@ -251,7 +251,7 @@ def _sample(run: Path) -> list[Section]:
     if not can_be_shown(checkpoint.model):
         return []
     config = TrainConfig.from_file(run / "config.yaml")
-    if not isinstance(config.objective, NextToken):
+    if not isinstance(config.objective, CausalLMConfig):
         return []  # the view shows what a prediction of the next token was moved by
     view = token_view(checkpoint, heldout_text(config))
     flow = Flow("All its tokens at once", view.may_see, view.moved, view.tokens, view.tokens, view.note)

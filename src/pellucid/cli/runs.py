@@ -31,7 +31,7 @@ def runs(folders: Folders = None, as_json: common.Json = False) -> None:
       pellucid runs runs/small runs/wide
     """
     from pellucid.reports import show
-    from pellucid.training.runs import comparison, differences, find_runs, read_run, runs_table
+    from pellucid.training.run_summary import comparison, differences, find_runs, read_run, runs_table
 
     if folders is not None and len(folders) > 1:
         found = [read_run(folder) for folder in folders]

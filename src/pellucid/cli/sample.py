@@ -36,7 +36,7 @@ _MEASURE = (
 def heldout_text(config: TrainConfig) -> str:
     """A few lines that a run of ``config`` never learns from; of Python, where a definition begins."""
     from pellucid.errors import InputError
-    from pellucid.training.material import open_data
+    from pellucid.training.datasets import open_data
 
     texts = [document.text for document in islice(open_data(config)[1].documents("heldout"), _DOCUMENTS)]
     for text in texts:
@@ -44,7 +44,7 @@ def heldout_text(config: TrainConfig) -> str:
         if found and len(text) - found.start() > _CHARACTERS // 2:
             return text[found.start() :][:_CHARACTERS]
     if not texts:
-        raise InputError("the run holds out no document, so there is no text to show; raise data.heldout_share")
+        raise InputError("the run holds out no document, so there is no text to show; raise data.heldout_fraction")
     return max(texts, key=len)[:_CHARACTERS]
 
 

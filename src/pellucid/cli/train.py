@@ -31,7 +31,7 @@ Out = Annotated[
     typer.Option(help="The run folder. Default: runs/ and the config's name.", show_default=False),
 ]
 Resume = Annotated[
-    bool, typer.Option("--resume", help="Want a run to go on with; its budget and bookkeeping may change.")
+    bool, typer.Option("--resume", help="Want a run to go on with; its length and bookkeeping may change.")
 ]
 TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Write scalars for TensorBoard too.")]
 PrintConfig = Annotated[bool, typer.Option("--print-config", help="Print the whole configuration and stop.")]
@@ -53,10 +53,10 @@ def train(
 
     \b
     Example:
-      pellucid train examples/small.yaml budget.steps=2000 --out runs/small
+      pellucid train examples/small.yaml max_steps=2000 --out runs/small
     """
     try:
-        with _StartUp():
+        with _DeferSignals():
             from pellucid.configfile import to_yaml
             from pellucid.training.config import TrainConfig
 
@@ -86,14 +86,14 @@ def _train(wanted: TrainConfig, folder: Path, resume: bool, tensorboard: bool, a
 
 
 def _run(wanted: TrainConfig, folder: Path, resume: bool, tensorboard: bool) -> TrainResult:
+    from pellucid.training.loggers import broadcast, console_listener
     from pellucid.training.loop import train as run
-    from pellucid.training.monitors import console_listener, told
     from pellucid.training.tensorboard import tensorboard_listener
 
     with ExitStack() as stack:
         listeners = [stack.enter_context(tensorboard_listener(folder))] if tensorboard else []
         listeners.append(stack.enter_context(console_listener()))
-        return run(wanted, folder, resume=True if resume else None, on_event=told(listeners))
+        return run(wanted, folder, resume=True if resume else None, on_event=broadcast(listeners))
 
 
 def _places(config: str, out: Path | None, resume: bool) -> tuple[Path, Path]:
@@ -117,7 +117,7 @@ def _places(config: str, out: Path | None, resume: bool) -> tuple[Path, Path]:
 # ---- signals
 
 
-class _StartUp:
+class _DeferSignals:
     """While the program loads, a signal is noted, and the next one ends it at once: nothing has begun yet."""
 
     def __init__(self) -> None:

@@ -8,11 +8,9 @@
 
 from pellucid.data.chat import encode_prompt
 from pellucid.generation.beam import Hypothesis, beam_search
-from pellucid.generation.completion import Completion, ScoredCompletion
 from pellucid.generation.decode import StepResult, decode, generate_ids
-from pellucid.generation.n_best import generate_n_best
 from pellucid.generation.params import BeamParams, GenerationParams
-from pellucid.generation.text import TextStream, generate, stream
+from pellucid.generation.text import Completion, ScoredCompletion, TextStream, generate, generate_n_best, stream
 
 __all__ = [
     "BeamParams",

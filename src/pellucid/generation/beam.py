@@ -18,11 +18,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from pellucid.errors import InputError
 from pellucid.generation.decode import FinishReason, Generated
+from pellucid.generation.inputs import Ids, check_lists, check_requests
 from pellucid.generation.model_runner import ModelRunner
 from pellucid.generation.params import BeamParams
-from pellucid.generation.sampling import checked, nothing_possible
-from pellucid.generation.validate import Ids, check_lists, check_requests
+from pellucid.generation.sampling import NOT_FINITE, nothing_possible
 from pellucid.shapes import Float, Tensor
 
 
@@ -53,10 +54,10 @@ def beam_search(
     size = check_requests(model, prompts, each, sources, vocab_size=vocab_size, use_cache=use_cache)
     if not prompts:
         return []
-    passes = ModelRunner(model, prompts, sources, new=params.max_new_tokens, use_cache=use_cache)
+    runner = ModelRunner(model, prompts, sources, new=params.max_new_tokens, use_cache=use_cache)
     searches = [_Search(list(prompt), params) for prompt in prompts]
     while rows := [row for search in searches for row in search.rows()]:
-        logprobs_RV = _log_probabilities(passes.next_logits(rows)[:, :size])
+        logprobs_RV = _log_probabilities(runner.next_logits(rows)[:, :size].cpu())
         going_on, start = [], 0
         for search in searches:
             count = len(search.beams)
@@ -64,7 +65,7 @@ def beam_search(
                 going_on += [start + beam for beam in search.step(logprobs_RV[start : start + count])]
             start += count
         if going_on and going_on != list(range(len(rows))):
-            passes.keep(going_on)
+            runner.keep(going_on)
     return [search.finished for search in searches]
 
 
@@ -135,7 +136,9 @@ class _Search:
 
 def _log_probabilities(logits_RV: Tensor) -> Tensor:
     """In float64, never positive. A row that nothing can follow is minus infinity throughout, not NaN."""
-    logits_RV = checked(logits_RV)
+    logits_RV = logits_RV.double()
+    if bool(logits_RV.isnan().any()) or bool((logits_RV == torch.inf).any()):
+        raise InputError(NOT_FINITE)
     return logits_RV.log_softmax(1).masked_fill(logits_RV == -torch.inf, -torch.inf)
 
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import nn
 
 from pellucid.errors import InputError
+from pellucid.generation.inputs import Ids, check_lists, check_requests
 from pellucid.generation.model_runner import ModelRunner
 from pellucid.generation.params import GenerationParams
-from pellucid.generation.sampling import SampledToken, sample
-from pellucid.generation.validate import Ids, check_lists, check_requests
+from pellucid.generation.sampling import NOT_FINITE, SampledToken, Sampler, nothing_possible
 from pellucid.shapes import Tensor
 
 FinishReason = Literal["stop", "length"]
@@ -43,33 +43,20 @@ class Generated:
 
 @dataclass
 class SequenceState:
-    """One request on its way. Its random numbers are its own: batch mates never change them."""
+    """The tokens of one row while it grows."""
 
     tokens: list[int]
     params: GenerationParams
-    generator: torch.Generator
-    seen: set[int]
-    """The tokens that a repetition penalty is for."""
     new: int = 0
     live: bool = True
 
-    @classmethod
-    def begin(cls, prompt: Ids, params: GenerationParams) -> SequenceState:
-        return cls(list(prompt), params, _generator(params.seed), set(prompt if params.penalize_prompt else ()))
-
-    def sample(self, logits_V: Tensor) -> SampledToken:
-        held_back = self.params.stop_token_ids if self.new < self.params.min_new_tokens else ()
-        return sample(logits_V, self.params, self.generator, forbidden=held_back, seen=self.seen)
-
-    def take(self, token: int, ends: bool) -> FinishReason | None:
+    def append(self, token: int, ends: bool) -> FinishReason | None:
+        """Add a token; returns why the row ends with it, if it does."""
         self.tokens.append(token)
-        self.seen.add(token)
         self.new += 1
-        reason: FinishReason | None = None
+        reason: FinishReason | None = "length" if self.new == self.params.max_new_tokens else None
         if ends:
             reason = "stop"
-        elif self.new == self.params.max_new_tokens:
-            reason = "length"
         self.live = reason is None
         return reason
 
@@ -112,21 +99,29 @@ def _steps(
     if not rows:
         return
     most = max(row.params.max_new_tokens for row in rows)
-    passes = ModelRunner(model, [row.tokens for row in rows], sources, new=most, use_cache=use_cache)
+    runner = ModelRunner(model, [row.tokens for row in rows], sources, new=most, use_cache=use_cache)
+    sampler = Sampler([row.params for row in rows], [row.tokens for row in rows], size, runner.device)
+    last_B: Tensor | None = None
     while any(row.live for row in rows):  # a finished row is padding
-        logits_BV = passes.next_logits([row.tokens if row.live else [] for row in rows])
-        yield _step(rows, logits_BV[:, :size], ends_row)
+        logits_BV = runner.next_logits([row.tokens if row.live else () for row in rows], last_B)[:, :size]
+        sampled_2B = sampler(logits_BV)
+        last_B = sampled_2B[0].long().clamp(min=0).to(runner.device)
+        tokens, logprobs = sampled_2B.tolist()  # the only time that a step waits for the device
+        yield _record(rows, [SampledToken(int(t), p) for t, p in zip(tokens, logprobs, strict=True)], ends_row)
 
 
-def _step(rows: list[SequenceState], logits_BV: Tensor, ends_row: EndsRow | None) -> StepResult:
+def _record(rows: list[SequenceState], sampled: list[SampledToken], ends_row: EndsRow | None) -> StepResult:
     results: list[tuple[int | None, float | None, FinishReason | None]] = []
-    for index, row in enumerate(rows):
+    for index, (row, (token, logprob)) in enumerate(zip(rows, sampled, strict=True)):
         if not row.live:
             results.append((None, None, None))
             continue
-        token, logprob = row.sample(logits_BV[index])
+        if math.isnan(logprob) and token >= 0:
+            raise InputError(NOT_FINITE)
+        if token < 0:
+            raise nothing_possible(len(row.params.stop_token_ids) if row.new < row.params.min_new_tokens else 0)
         ends = token in row.params.stop_token_ids or (ends_row is not None and ends_row(index, token))
-        results.append((token, logprob, row.take(token, ends)))
+        results.append((token, logprob, row.append(token, ends)))
     tokens, logprobs, finished = zip(*results, strict=True)
     return StepResult(tokens, logprobs, finished)
 
@@ -163,13 +158,4 @@ def _rows(prompts: Sequence[Ids], params: GenerationParams | Sequence[Generation
     each = [params] * len(prompts) if isinstance(params, GenerationParams) else list(params)
     if len(each) != len(prompts):
         raise InputError(f"{len(each)} params for {len(prompts)} prompts; give one for all or one a prompt")
-    return [SequenceState.begin(prompt, own) for prompt, own in zip(prompts, each, strict=True)]
-
-
-def _generator(seed: int | None) -> torch.Generator:
-    generator = torch.Generator()
-    if seed is None:
-        generator.seed()
-    else:
-        generator.manual_seed(seed)
-    return generator
+    return [SequenceState(list(prompt), own) for prompt, own in zip(prompts, each, strict=True)]

@@ -4,16 +4,36 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from pellucid.errors import InputError
-from pellucid.generation.completion import Completion
+from pellucid.generation.beam import Hypothesis, beam_search
 from pellucid.generation.decode import FinishReason, StepResult, decode
-from pellucid.generation.inputs import HasModelAndTokenizer, Prompt, model_inputs, refuse_beside, with_end
-from pellucid.generation.n_best import generate_n_best
+from pellucid.generation.inputs import HasModelAndTokenizer, Prompt, Tokenizer, model_inputs, refuse_beside, with_end
 from pellucid.generation.params import BeamParams, GenerationParams
 
 Params = GenerationParams | BeamParams | Sequence[GenerationParams]
+
+
+@dataclass(frozen=True)
+class Completion:
+    """``tokens`` are all that were drawn, a stop id included; ``text`` is what came before the stop."""
+
+    text: str
+    tokens: list[int]
+    logprobs: list[float]
+    finish_reason: FinishReason
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class ScoredCompletion(Completion):
+    """A completion that a beam search found; ``score`` is what it was compared by."""
+
+    score: float
 
 
 class TextChunk(NamedTuple):
@@ -130,6 +150,36 @@ def _best(
         )
     found = generate_n_best(checkpoint, prompts, params, start_id=start_id, use_cache=use_cache, **fields)
     return [best for best, *_ in found]
+
+
+def generate_n_best(
+    checkpoint: HasModelAndTokenizer,
+    prompts: Sequence[Prompt],
+    params: BeamParams | None = None,
+    *,
+    start_id: int | None = None,
+    use_cache: bool = True,
+    **fields: Any,
+) -> list[list[ScoredCompletion]]:
+    """For each prompt ``num_return_sequences`` completions, best first. ``fields`` are those of :class:`BeamParams`.
+
+    The tokenizer's end-of-text token ends a sequence. For an encoder–decoder the texts are sources, and its decoder
+    begins with ``start_id`` (None: the tokenizer's begin token).
+    """
+    refuse_beside(params, fields)
+    given = BeamParams(**fields) if params is None else params
+    ask = model_inputs(checkpoint, prompts, start_id)
+    full = with_end(given, ask.tokenizer.eos_id)
+    found = beam_search(
+        checkpoint.model, ask.prompts, full, sources=ask.sources, use_cache=use_cache, vocab_size=ask.vocab_size
+    )
+    return [[_completion(ask.tokenizer, hypothesis) for hypothesis in row] for row in found]
+
+
+def _completion(tokenizer: Tokenizer, found: Hypothesis) -> ScoredCompletion:
+    said = found.tokens[:-1] if found.finish_reason == "stop" else found.tokens
+    text = b"".join(map(tokenizer.token_bytes, said)).decode("utf-8", "replace")
+    return ScoredCompletion(text, found.tokens, found.logprobs, found.finish_reason, found.score)
 
 
 class TextGeneration:

@@ -94,6 +94,8 @@ class ContiguousCache:
         self._crosses = crosses
         self._runs: tuple[Run, ...] = ()
         self._pending: tuple[int, tuple[Run, ...]] | None = None
+        # the last document of each row and the position after its end, where the tensors are: no step asks the host
+        self._last_B2 = self._last_documents()
 
     @property
     def rows(self) -> int:
@@ -173,8 +175,18 @@ class ContiguousCache:
     def commit(self) -> None:
         """The chunk that was placed now counts."""
         assert self._pending is not None
-        self.length, self._runs = self._pending
+        start, (self.length, self._runs) = self.length, self._pending
         self._pending = None
+        if start == 0:
+            self._last_B2 = self._last_documents()
+        elif self.length > start:
+            new = slice(start, self.length)
+            ends_BT = torch.where(self.segments_BS[:, new] != 0, self.positions_BS[:, new] + 1, 0)
+            segment_B, end_B = self._last_B2.unbind(1)
+            self._last_B2 = torch.stack([segment_B, torch.maximum(end_B, ends_BT.amax(1))], 1)
+
+    def _last_documents(self) -> Tensor:
+        return torch.tensor(ends(self._runs, self.rows), device=self.positions_BS.device)
 
     def _slots_in_use(self, stop: int, runs: tuple[Run, ...]) -> Coordinates:
         groups = None if self.groups_BS is None else self.groups_BS[:, :stop]
@@ -191,9 +203,7 @@ class ContiguousCache:
                 "going on from a cache takes one document a row; packed rows only fit an empty cache"
             )
         last = ends(self._runs, self.rows)
-        device = chunk.positions.device
-        segment_B = torch.tensor([segment for segment, _ in last], device=device)
-        next_B = torch.tensor([end for _, end in last], device=device)
+        segment_B, next_B = self._last_B2.unbind(1)
         real = chunk.real
         positions = torch.where(real, chunk.positions + next_B[:, None], 0)
         segments = torch.where(real, segment_B[:, None], 0)
@@ -250,6 +260,7 @@ class ContiguousCache:
         self.groups_BS = None if self.groups_BS is None else self.groups_BS[index]
         self.memory = None if self.memory is None else rows_of(self.memory, index, chosen)
         self._runs = runs_of(self._runs, chosen)
+        self._last_B2 = self._last_B2[index]
 
     def crop(self, keep: int) -> None:
         """Keep the first ``keep`` slots; a negative number drops that many. Clamped to what there is.
@@ -265,6 +276,7 @@ class ContiguousCache:
         self.segments_BS[:, kept:] = 0
         self._runs = runs
         self.length = kept
+        self._last_B2 = self._last_documents()
 
     def snapshot(self) -> ContiguousCache:
         """A copy that shares no memory with this one."""
@@ -275,5 +287,6 @@ class ContiguousCache:
         copy.positions_BS, copy.segments_BS = self.positions_BS.clone(), self.segments_BS.clone()
         copy.groups_BS = None if self.groups_BS is None else self.groups_BS.clone()
         copy.memory = self.memory  # frozen: remember() puts another in its place, nothing writes into it
+        copy._last_B2 = self._last_B2.clone()
         copy.length, copy._runs, copy._pending, copy._crosses = self.length, self._runs, None, self._crosses
         return copy

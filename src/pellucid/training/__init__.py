@@ -6,10 +6,10 @@
 """
 
 from pellucid.training.config import TrainConfig
-from pellucid.training.figures import Figure, Validation
 from pellucid.training.loop import train
 from pellucid.training.result import TrainResult
+from pellucid.training.results import MetricValue, Validation
 from pellucid.training.step import NotFiniteError
 from pellucid.training.validation import bits_per_byte
 
-__all__ = ["Figure", "NotFiniteError", "TrainConfig", "TrainResult", "Validation", "bits_per_byte", "train"]
+__all__ = ["MetricValue", "NotFiniteError", "TrainConfig", "TrainResult", "Validation", "bits_per_byte", "train"]

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pellucid.training.figures import Validation
-from pellucid.training.routing import RoutingFigures
+from pellucid.training.results import Validation
+from pellucid.training.routing import RoutingStats
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class Stepped:
 
     step: int
     tokens: int
-    count: int
+    num_targets: int
     """Predictions of this step."""
     loss: float
     """Nats a prediction (of a regression: its squared error), over the whole step."""
-    rate: float
+    learning_rate: float
     """The rate that was used."""
     grad_norm: float
     """Before clipping."""
@@ -61,7 +61,7 @@ class Stepped:
     minutes: float
     item: str = "token"
     """What is predicted: a token, or whatever the objective counts."""
-    routing: RoutingFigures | None = None
+    routing: RoutingStats | None = None
     """Where experts are: how evenly the step's tokens were spread over them."""
 
     @property
@@ -79,7 +79,7 @@ class Validated:
     """None for objectives that do not predict every byte."""
     nats: float
     """Over all items: tokens, or whatever the objective counts."""
-    nats_per_token: float
+    loss: float
     tokens: int
     bytes: int
     documents: int
@@ -87,7 +87,7 @@ class Validated:
     best: bool
     seconds: float
     found: Validation | None = None
-    """The same with its figures and baselines, where it is not in bits per byte."""
+    """The same with its metrics and baselines, where it is not in bits per byte."""
 
     @classmethod
     def of(cls, found: Validation, step: int, *, best: bool, final: bool, seconds: float) -> Validated:
@@ -96,7 +96,7 @@ class Validated:
             step=step,
             bits_per_byte=found.bits_per_byte if found.bytes else None,
             nats=found.nats,
-            nats_per_token=found.loss,
+            loss=found.loss,
             tokens=found.tokens,
             bytes=found.bytes,
             documents=found.documents,

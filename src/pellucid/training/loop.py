@@ -25,15 +25,15 @@ from pellucid.training.events import (
     Validated,
     Warned,
 )
-from pellucid.training.figures import Validation
-from pellucid.training.interrupts import Interrupts
-from pellucid.training.monitors import Metrics, told
-from pellucid.training.prepare import Parts, prepare, refuse_missing_device, settled
+from pellucid.training.loggers import MetricsLog, broadcast
 from pellucid.training.result import TrainResult
-from pellucid.training.resume import choose, final, refuse_other_model, refuse_shorter, take_up
+from pellucid.training.results import Validation
+from pellucid.training.resume import final, find_resume_point, refuse_other_model, refuse_shorter, repair_folder
 from pellucid.training.run_folder import RunFolder, checked_path, step_name
-from pellucid.training.schedule import multiplier, progress
-from pellucid.training.step import StepResult, Where, train_step
+from pellucid.training.schedule import lr_multiplier, progress
+from pellucid.training.setup import RunComponents, prepare, refuse_missing_device, resolve_auto
+from pellucid.training.signals import SignalHandler
+from pellucid.training.step import StepContext, StepResult, train_step
 from pellucid.training.validation import bits_per_byte
 
 
@@ -63,50 +63,52 @@ def train(
     run, tell = RunFolder(checked_path(run_folder)), on_event or _warn
     refuse_missing_device(config.device)
     try:
-        with Interrupts() as interrupts:
+        with SignalHandler() as interrupts:
             if run.holds_run() if resume is None else resume:
-                return _go_on(config, run, resume is None, interrupts, tell)
-            return _begin(config, run, interrupts, tell)
+                return _resume(config, run, resume is None, interrupts, tell)
+            return _start(config, run, interrupts, tell)
     finally:
         run.close()
 
 
-def _begin(config: TrainConfig, run: RunFolder, interrupts: Interrupts, tell: Listener) -> TrainResult:
+def _start(config: TrainConfig, run: RunFolder, interrupts: SignalHandler, tell: Listener) -> TrainResult:
     """A new run. What goes wrong before its first step leaves nothing behind."""
     try:
-        config = settled(config)
+        config = resolve_auto(config)
         run.begin(config)
         parts = prepare(config, run, None, lambda message: tell(Warned(message)))
         write_environment(run.path, 0, parts.facts)
         interrupts.begin()
     except BaseException:
-        run.leave_nothing()
+        run.rollback()
         raise
-    return _Loop(config, run, parts, interrupts, tell).go()
+    return Trainer(config, run, parts, interrupts, tell).go()
 
 
-def _go_on(config: TrainConfig, run: RunFolder, exactly: bool, interrupts: Interrupts, tell: Listener) -> TrainResult:
+def _resume(
+    config: TrainConfig, run: RunFolder, exactly: bool, interrupts: SignalHandler, tell: Listener
+) -> TrainResult:
     """A run that was begun. First everything is asked that can refuse, and only then something is changed."""
     config = run.reopen(config, exactly=exactly)
-    choice = choose(run)
+    choice = find_resume_point(run)
     refuse_other_model(config, choice)
     refuse_shorter(config, run, choice.counters)
     if validation := final(config, run, choice):
         assert choice.checkpoint is not None
-        take_up(run, choice, tell)
+        repair_folder(run, choice, tell)
         tell(Finished(run.path, choice.counters.step))
         return TrainResult.of(run.path, choice.checkpoint, choice.counters, validation)
     parts = prepare(config, run, choice.checkpoint, lambda message: tell(Warned(message)))
-    metrics = Metrics(run.metrics)
+    metrics = MetricsLog(run.metrics)
     metrics.refuse_other_kinds()
-    take_up(run, choice, tell)
+    repair_folder(run, choice, tell)
     run.write_config(config)
     metrics.truncate(parts.counters.step)
-    run.prune(config.keep)
+    run.prune(config.save_total_limit)
     write_environment(run.path, parts.counters.step, parts.facts)
     interrupts.begin()
     tell(Resumed(run.path, parts.counters.step))
-    return _Loop(config, run, parts, interrupts, tell).go()
+    return Trainer(config, run, parts, interrupts, tell).go()
 
 
 def _warn(event: Event) -> None:
@@ -118,23 +120,23 @@ def _warn(event: Event) -> None:
 T = TypeVar("T")
 
 
-class _Asked(Exception):  # noqa: N818
+class StopRequested(Exception):  # noqa: N818
     """Ends the validation at the end of a run that is to stop."""
 
 
-class _Loop:
+class Trainer:
     """The state of a run in memory, and what is done with it."""
 
     def __init__(
         self,
         config: TrainConfig,
         run: RunFolder,
-        parts: Parts,
-        interrupts: Interrupts,
+        parts: RunComponents,
+        interrupts: SignalHandler,
         tell: Listener,
     ) -> None:
         self.config, self.run, self.parts, self.counters = config, run, parts, parts.counters
-        self.interrupts, self.tell = interrupts, told([Metrics(run.metrics), tell])
+        self.interrupts, self.tell = interrupts, broadcast([MetricsLog(run.metrics), tell])
         self.said_so = False
         self.last = run.read_pointer("last")
         self.began = time.monotonic() - 60 * parts.counters.minutes
@@ -145,9 +147,9 @@ class _Loop:
             self.step()
             self.tell_interrupted()
             best = False
-            if self.due(self.config.validation.every):  # of an interrupted step too: the log must not lack it
+            if self.due(self.config.eval_steps):  # of an interrupted step too: the log must not lack it
                 best = self.validate()
-            if best or self.due(self.config.save_every):
+            if best or self.due(self.config.save_steps):
                 self.save()
         self.tell_interrupted()
         checkpoint = self.save()
@@ -163,32 +165,32 @@ class _Loop:
     def step(self) -> None:
         """One change of the weights."""
         started, counters, parts = time.monotonic(), self.counters, self.parts
-        parts.optimizers.set_rate(multiplier(self.config.schedule, self.config.budget, counters.step, self.minutes))
+        parts.optimizers.set_learning_rate(lr_multiplier(self.config, counters.step, self.minutes))
         parts.model.train()
         first = parts.loader.batches
-        batches = [next(parts.loader).to(self.config.device) for _ in range(self.config.accumulation)]
+        batches = [next(parts.loader).to(self.config.device) for _ in range(self.config.gradient_accumulation_steps)]
         result = train_step(
             parts.model,
             batches,
             parts.optimizers,
-            clip_norm=self.config.clip_norm,
-            precision=self.config.settled_precision,
-            balance=self.config.balance,
-            where=Where(counters.step + 1, lambda: self.documents(first), self.last),
+            max_grad_norm=self.config.max_grad_norm,
+            precision=self.config.resolved_precision,
+            load_balancing=self.config.load_balancing,
+            where=StepContext(counters.step + 1, lambda: self.documents(first), self.last),
         )
         seconds = time.monotonic() - started
         counters.step += 1
-        counters.tokens += result.count
+        counters.tokens += result.num_targets
         counters.training_seconds += seconds
         self.tell_stepped(result, seconds)
 
     def validate(self) -> bool:
         """Held-out loss on the way; whether it is the best so far."""
-        started, counters, judged = time.monotonic(), self.counters, self.parts.judged
-        if judged is None:
+        started, counters, evaluator = time.monotonic(), self.counters, self.parts.evaluator
+        if evaluator is None:
             found = self.bits_per_byte(self.parts.sample)
         else:
-            found = judged.validate(self.parts.model, final=False)
+            found = evaluator.validate(self.parts.model, final=False)
         best = math.isfinite(found.measure) and (counters.best is None or found.measure < counters.best)
         if best:
             counters.best, counters.best_step = found.measure, counters.step
@@ -197,13 +199,13 @@ class _Loop:
 
     def validate_all(self) -> Validation | None:
         """The same over all held-out documents; None if somebody asks the run to stop before that is done."""
-        started, judged = time.monotonic(), self.parts.judged
+        started, evaluator = time.monotonic(), self.parts.evaluator
         try:
-            if judged is None:
+            if evaluator is None:
                 found = self.bits_per_byte(self.until_asked(self.parts.heldout.documents("heldout")))
             else:
-                found = judged.validate(self.parts.model, final=True, watch=self.until_asked)
-        except _Asked:
+                found = evaluator.validate(self.parts.model, final=True, watch=self.until_asked)
+        except StopRequested:
             return None
         self.tell_validated(found, started, best=False, final=True)
         return found
@@ -217,18 +219,18 @@ class _Loop:
             documents,
             length=length,
             stride=stride,
-            batch_tokens=self.config.validation.batch_tokens,
-            precision=self.config.settled_precision,
+            batch_tokens=self.config.evaluation.batch_tokens,
+            precision=self.config.resolved_precision,
         )
 
     def until_asked(self, items: Iterable[T]) -> Iterator[T]:
         """The documents or batches; an end, and no result, when the run is to stop."""
         for item in items:
             if self.interrupts.asked:
-                raise _Asked
+                raise StopRequested
             yield item
         if self.interrupts.asked:
-            raise _Asked
+            raise StopRequested
 
     def save(self) -> Path:
         """A whole checkpoint of this step, unless there is one."""
@@ -240,7 +242,7 @@ class _Loop:
             self.last = self.run.save(parts.model, parts.tokenizer, counters, parts.optimizers, parts.classes)
             if counters.best_step == counters.step:
                 self.run.mark_best(self.last)
-            self.run.prune(self.config.keep)
+            self.run.prune(self.config.save_total_limit)
         except CheckpointError as error:
             raise StorageError(
                 f"step {counters.step}: {error}. Last good checkpoint: {self.last or 'none yet'}"
@@ -258,7 +260,7 @@ class _Loop:
     @property
     def progress(self) -> float:
         """How much of the budget is used."""
-        return progress(self.config.budget, self.counters.step, self.minutes)
+        return progress(self.config, self.counters.step, self.minutes)
 
     def due(self, every: int) -> bool:
         """Whether this step is one of every so many."""
@@ -266,7 +268,7 @@ class _Loop:
 
     def documents(self, first: int) -> list[str]:
         """The documents of the step whose first batch has this number."""
-        numbers = range(first, first + self.config.accumulation)
+        numbers = range(first, first + self.config.gradient_accumulation_steps)
         return list(dict.fromkeys(name for n in numbers for name in self.parts.loader.names(n)))
 
     # ---- what is told
@@ -291,15 +293,15 @@ class _Loop:
             Stepped(
                 step=self.counters.step,
                 tokens=self.counters.tokens,
-                count=result.count,
+                num_targets=result.num_targets,
                 loss=result.loss,
-                rate=result.rate,
+                learning_rate=result.learning_rate,
                 grad_norm=result.grad_norm,
                 epoch=self.parts.loader.epoch,
                 seconds=seconds,
                 progress=self.progress,
                 minutes=self.minutes,
-                item="token" if self.parts.judged is None else self.parts.judged.item,
+                item="token" if self.parts.evaluator is None else self.parts.evaluator.item,
                 routing=result.routing,
             )
         )

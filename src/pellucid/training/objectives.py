@@ -15,163 +15,168 @@ from pellucid.models import configs
 from pellucid.models.config import ModelConfig
 from pellucid.visibility import causal
 
-Share = Annotated[float, Field(gt=0, le=1)]
-Part = Annotated[float, Field(ge=0, le=1)]
-Name = Annotated[str, Field(min_length=1, max_length=1000)]
-Names = Annotated[tuple[Name, ...], Field(max_length=100_000)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+Probability = Annotated[float, Field(ge=0, le=1)]
+FieldName = Annotated[str, Field(min_length=1, max_length=1000)]
+ClassNames = Annotated[tuple[FieldName, ...], Field(max_length=100_000)]
 
 
-class NextToken(Config):
-    """Every token from those before it."""
+class CausalLMConfig(Config):
+    """Predict every token from those before it."""
 
-    kind: Literal["next_token"] = "next_token"
+    kind: Literal["causal_lm"] = "causal_lm"
 
 
-class PrefixLM(Config):
-    """What follows a prefix that is seen whole (``prefix()`` in the rules); of text, or of prompts with completions."""
+class PrefixLMConfig(Config):
+    """Continue a prefix that is visible as a whole (``prefix()`` in the rules): of text, or of prompts."""
 
     kind: Literal["prefix_lm"] = "prefix_lm"
-    share: Share | None = None
-    """The prefix's share of each piece of text; left out, it ends at a random place."""
-    prompt: Name | None = None
-    """The field of examples that is the prefix; with ``completion``, instead of plain text."""
-    completion: Name | None = None
+    prefix_fraction: Fraction | None = None
+    """The length of the prefix as a fraction of each piece of text; by default it ends at a random token."""
+    prompt: FieldName | None = None
+    """The field of the records that is the prefix; with ``completion``, in place of plain text."""
+    completion: FieldName | None = None
 
     @model_validator(mode="after")
-    def _both_or_none(self) -> PrefixLM:
+    def _both_or_none(self) -> PrefixLMConfig:
         if (self.prompt is None) != (self.completion is None):
             raise ValueError(f"prompt is {self.prompt!r} and completion {self.completion!r}; give both, or neither")
-        if self.prompt is not None and self.share is not None:
-            raise ValueError(f"share is {self.share}, but prompt {self.prompt!r} ends the prefix; choose one")
+        if self.prompt is not None and self.prefix_fraction is not None:
+            raise ValueError(
+                f"prefix_fraction is {self.prefix_fraction}, but prompt {self.prompt!r} ends the prefix; choose one"
+            )
         return self
 
 
-class MaskedLM(Config):
-    """Hidden tokens, from both sides (BERT)."""
+class MaskedLMConfig(Config):
+    """Predict masked tokens from both sides (Devlin et al. 2018)."""
 
     kind: Literal["masked_lm"] = "masked_lm"
-    share: Share = 0.15
-    """Of each document's tokens, those that are predicted."""
-    keep: Part = 0.1
-    """Of these, the part that stays as it is,"""
-    random: Part = 0.1
-    """and the part that becomes another token; the others are hidden."""
-    whole_words: bool = False
+    mlm_probability: Fraction = 0.15
+    """The fraction of each document's tokens that is predicted."""
+    keep_original_prob: Probability = 0.1
+    """The fraction of these that stays as it is."""
+    random_replace_prob: Probability = 0.1
+    """The fraction of these that becomes a random token; all others become the mask token."""
+    whole_word_mask: bool = False
 
     @model_validator(mode="after")
-    def _parts_add_up(self) -> MaskedLM:
-        if self.keep + self.random > 1:
-            raise ValueError(f"keep is {self.keep} and random {self.random}; together they can be at most 1")
+    def _at_most_all(self) -> MaskedLMConfig:
+        if self.keep_original_prob + self.random_replace_prob > 1:
+            raise ValueError(
+                f"keep_original_prob is {self.keep_original_prob} and random_replace_prob {self.random_replace_prob}; "
+                "together they can be at most 1"
+            )
         return self
 
 
-class SpanCorruption(Config):
-    """Spans that were cut out, written down one after the other (T5)."""
+class SpanCorruptionConfig(Config):
+    """Write out the spans that were cut from a text (Raffel et al. 2020 §3.1.4)."""
 
     kind: Literal["span_corruption"] = "span_corruption"
-    share: Share = 0.15
-    mean_span: Annotated[float, Field(ge=1)] = 3.0
-    sentinels: Annotated[int, Field(ge=1, le=100_000)] | None = None
-    """Special tokens that stand for spans; left out, as many as a row of ``data.length`` can need."""
+    noise_density: Fraction = 0.15
+    mean_noise_span_length: Annotated[float, Field(ge=1)] = 3.0
+    num_sentinels: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    """Special tokens that stand for spans; by default as many as a row of ``data.max_length`` can need."""
 
 
-class SequenceToSequence(Config):
-    """A text from another one."""
+class Seq2SeqConfig(Config):
+    """Write a target text from a source text."""
 
-    kind: Literal["sequence_to_sequence"] = "sequence_to_sequence"
-    source: Name = "source"
-    target: Name = "target"
+    kind: Literal["seq2seq"] = "seq2seq"
+    source: FieldName = "source"
+    target: FieldName = "target"
 
 
-class Classification(Config):
-    """The class of a text, or of two."""
+class ClassificationConfig(Config):
+    """Choose the class of a text, or of a pair of texts."""
 
     kind: Literal["classification"] = "classification"
-    text: Name = "text"
-    label: Name = "label"
-    second: Name | None = None
-    classes: Names = ()
-    """Their names in order; left out, all that are met."""
+    text: FieldName = "text"
+    label: FieldName = "label"
+    text_pair: FieldName | None = None
+    classes: ClassNames = ()
+    """Their names in order; by default all that occur."""
 
 
-class Regression(Config):
-    """A number of a text, or several."""
+class RegressionConfig(Config):
+    """Predict one number or several of a text, or of a pair of texts."""
 
     kind: Literal["regression"] = "regression"
-    text: Name = "text"
-    score: Name = "score"
-    second: Name | None = None
+    text: FieldName = "text"
+    score: FieldName = "score"
+    text_pair: FieldName | None = None
 
 
-class TokenLabelling(Config):
-    """The class of each word."""
+class TokenClassificationConfig(Config):
+    """Choose the class of each word."""
 
-    kind: Literal["token_labelling"] = "token_labelling"
-    words: Name = "words"
-    tags: Name = "tags"
-    classes: Names = ()
-
-
-class Span(Config):
-    """Where in a text a question is answered."""
-
-    kind: Literal["span"] = "span"
-    question: Name = "question"
-    text: Name = "text"
-    start: Name = "start"
-    """The answer's first character,"""
-    end: Name = "end"
-    """and the one behind its last; both null where there is no answer."""
+    kind: Literal["token_classification"] = "token_classification"
+    words: FieldName = "words"
+    tags: FieldName = "tags"
+    classes: ClassNames = ()
 
 
-class Contrastive(Config):
-    """Which of all other texts belongs to a text."""
+class QuestionAnsweringConfig(Config):
+    """Find the span of a text that answers a question."""
+
+    kind: Literal["question_answering"] = "question_answering"
+    question: FieldName = "question"
+    text: FieldName = "text"
+    start: FieldName = "start"
+    """The index of the answer's first character."""
+    end: FieldName = "end"
+    """One past the index of its last character; both are null where there is no answer."""
+
+
+class ContrastiveConfig(Config):
+    """Find the text that belongs to a text among all others of the batch."""
 
     kind: Literal["contrastive"] = "contrastive"
-    first: Name = "first"
-    second: Name = "second"
+    first: FieldName = "first"
+    second: FieldName = "second"
 
 
 AnyObjective = (
-    NextToken
-    | PrefixLM
-    | MaskedLM
-    | SpanCorruption
-    | SequenceToSequence
-    | Classification
-    | Regression
-    | TokenLabelling
-    | Span
-    | Contrastive
+    CausalLMConfig
+    | PrefixLMConfig
+    | MaskedLMConfig
+    | SpanCorruptionConfig
+    | Seq2SeqConfig
+    | ClassificationConfig
+    | RegressionConfig
+    | TokenClassificationConfig
+    | QuestionAnsweringConfig
+    | ContrastiveConfig
 )
 Objective = Annotated[AnyObjective, Field(discriminator="kind")]
 
 _OF_HEAD: dict[type[Any], type[Any]] = {
-    configs.SequenceClassificationHeadConfig: Classification,
-    configs.RegressionHeadConfig: Regression,
-    configs.TokenClassificationHeadConfig: TokenLabelling,
-    configs.SpanHeadConfig: Span,
-    configs.SentenceEmbeddingHeadConfig: Contrastive,
+    configs.SequenceClassificationHeadConfig: ClassificationConfig,
+    configs.RegressionHeadConfig: RegressionConfig,
+    configs.TokenClassificationHeadConfig: TokenClassificationConfig,
+    configs.SpanHeadConfig: QuestionAnsweringConfig,
+    configs.SentenceEmbeddingHeadConfig: ContrastiveConfig,
 }
 _OF_FAMILY: dict[str, tuple[type[Any], ...]] = {
-    "decoder": (NextToken, PrefixLM),
-    "encoder": (MaskedLM,),
-    "encoder_decoder": (SequenceToSequence, SpanCorruption),
+    "decoder": (CausalLMConfig, PrefixLMConfig),
+    "encoder": (MaskedLMConfig,),
+    "encoder_decoder": (Seq2SeqConfig, SpanCorruptionConfig),
 }
 """What heads with logits for tokens can learn in each family, the usual first."""
 SMOOTHED = (
-    NextToken,
-    PrefixLM,
-    MaskedLM,
-    SpanCorruption,
-    SequenceToSequence,
-    Classification,
-    TokenLabelling,
+    CausalLMConfig,
+    PrefixLMConfig,
+    MaskedLMConfig,
+    SpanCorruptionConfig,
+    Seq2SeqConfig,
+    ClassificationConfig,
+    TokenClassificationConfig,
 )
 """Objectives that choose one of several: their labels can be smoothed."""
 
 
-def usual(model: ModelConfig) -> AnyObjective:
+def default_objective(model: ModelConfig) -> AnyObjective:
     """What ``model`` learns unless something else is said."""
     chosen: AnyObjective = _of(model)[0]()
     return chosen
@@ -179,9 +184,9 @@ def usual(model: ModelConfig) -> AnyObjective:
 
 def reads_text(objective: AnyObjective) -> bool:
     """Whether it learns from plain text, and not from examples."""
-    if isinstance(objective, PrefixLM):
+    if isinstance(objective, PrefixLMConfig):
         return objective.prompt is None
-    return isinstance(objective, NextToken | MaskedLM | SpanCorruption)
+    return isinstance(objective, CausalLMConfig | MaskedLMConfig | SpanCorruptionConfig)
 
 
 def check(objective: AnyObjective, model: ModelConfig) -> None:
@@ -193,9 +198,9 @@ def check(objective: AnyObjective, model: ModelConfig) -> None:
             f"objective is {objective.kind!r}, but model.family is {model.family!r} with head {model.head.kind!r}, "
             f"which learns {ways}; change one of them"
         )
-    if isinstance(objective, Classification | TokenLabelling) and objective.classes:
+    if isinstance(objective, ClassificationConfig | TokenClassificationConfig) and objective.classes:
         _check_classes(objective.classes, model)
-    if isinstance(objective, NextToken | PrefixLM | SequenceToSequence | SpanCorruption):
+    if isinstance(objective, CausalLMConfig | PrefixLMConfig | Seq2SeqConfig | SpanCorruptionConfig):
         _check_hidden(objective, model)
 
 
@@ -217,7 +222,7 @@ def _check_classes(classes: tuple[str, ...], model: ModelConfig) -> None:
 
 def _check_hidden(objective: AnyObjective, model: ModelConfig) -> None:
     """A layer that sees the token which has to be predicted learns to copy it."""
-    uses_prefix_groups = isinstance(objective, PrefixLM)
+    uses_prefix_groups = isinstance(objective, PrefixLMConfig)
     seeing = next(
         (
             rule

@@ -56,7 +56,7 @@ def _is_vector(module: nn.Module, name: str) -> bool:
     return isinstance(module, HeadLayerNorm) or (isinstance(module, Experts) and name.endswith("_bias"))
 
 
-class Optimizers:
+class OptimizerSet:
     """One or two torch optimizers, stepped together. Rates are peaks times one multiplier."""
 
     def __init__(self, names: Mapping[str, nn.Parameter], parts: Mapping[str, torch.optim.Optimizer]) -> None:
@@ -67,14 +67,14 @@ class Optimizers:
         held = [id(p) for part in parts.values() for group in part.param_groups for p in group["params"]]
         assert sorted(held) == sorted(self._names), "every parameter belongs to exactly one optimizer"
 
-    def set_rate(self, multiplier: float) -> float:
-        """Set every rate to its peak times ``multiplier``; returns :attr:`rate`."""
+    def set_learning_rate(self, multiplier: float) -> float:
+        """Set every rate to its peak times ``multiplier``; returns :attr:`learning_rate`."""
         for group, peak in self._peaks:
             group["lr"] = peak * multiplier
-        return self.rate
+        return self.learning_rate
 
     @property
-    def rate(self) -> float:
+    def learning_rate(self) -> float:
         """The rate that the next step uses: the matrices' one, where there are several."""
         return float(self._peaks[0][0]["lr"])
 
@@ -136,7 +136,7 @@ def _check_complete(
                 raise CheckpointError(f"optimizer state lacks {part}/{names[id(parameter)]}/{min(missing)}")
 
 
-def make_optimizers(model: nn.Module, config: cfg.AdamW | cfg.Muon) -> Optimizers:
+def make_optimizers(model: nn.Module, config: cfg.AdamWConfig | cfg.MuonConfig) -> OptimizerSet:
     """The optimizers that ``config`` describes, over every parameter of ``model`` that is learnt."""
     names = {name: p for name, p in model.named_parameters() if p.requires_grad}
     by_role = roles(model)
@@ -144,28 +144,32 @@ def make_optimizers(model: nn.Module, config: cfg.AdamW | cfg.Muon) -> Optimizer
     def those(*wanted: Role) -> list[nn.Parameter]:
         return [names[name] for name, role in by_role.items() if role in wanted]
 
-    if isinstance(config, cfg.AdamW):
-        return Optimizers(names, {"adamw": _adamw(those("matrix", "head"), those("embedding", "vector"), config)})
+    if isinstance(config, cfg.AdamWConfig):
+        return OptimizerSet(names, {"adamw": _adamw(those("matrix", "head"), those("embedding", "vector"), config)})
     assert config.precision != "auto", "a run settles it before it begins"
     muon = Muon(
         those("matrix"),
         dtype=getattr(torch, config.precision),
-        lr=config.rate,
+        lr=config.learning_rate,
         momentum=config.momentum,
         weight_decay=config.weight_decay,
-        adjust_lr_fn=config.adjust,
+        adjust_lr_fn=config.adjust_lr_fn,
     )
-    return Optimizers(names, {"muon": muon, "adamw": _adamw(those("head"), those("embedding", "vector"), config.adamw)})
+    return OptimizerSet(
+        names, {"muon": muon, "adamw": _adamw(those("head"), those("embedding", "vector"), config.adamw)}
+    )
 
 
-def _adamw(decayed: Iterable[nn.Parameter], others: Iterable[nn.Parameter], config: cfg.AdamW) -> torch.optim.AdamW:
+def _adamw(
+    decayed: Iterable[nn.Parameter], others: Iterable[nn.Parameter], config: cfg.AdamWConfig
+) -> torch.optim.AdamW:
     groups = [
         {"params": list(decayed), "weight_decay": config.weight_decay},
         {"params": list(others), "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],
-        lr=config.rate,
+        lr=config.learning_rate,
         betas=config.betas,
         eps=config.eps,
         fused=True,

@@ -19,7 +19,7 @@ def autocast(precision: Precision, device: torch.device | str) -> torch.autocast
     return torch.autocast(kind, dtype=torch.bfloat16, enabled=precision == "bfloat16")
 
 
-def fastest(device: torch.device | str = "cpu") -> Precision:
+def fastest_precision(device: torch.device | str = "cpu") -> Precision:
     """bfloat16 where this machine multiplies matrices faster in it; measured, in well under a second.
 
     Processors without 16-bit units emulate them, tens of times slower than float32.

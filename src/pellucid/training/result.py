@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pellucid.training.figures import Validation
-from pellucid.training.state import Counters
+from pellucid.training.results import Validation
+from pellucid.training.state import TrainerState
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class TrainResult:
         cls,
         run: Path,
         checkpoint: Path,
-        counters: Counters,
+        counters: TrainerState,
         validation: Validation | None,
         *,
         signal: str = "",

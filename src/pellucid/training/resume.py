@@ -10,29 +10,29 @@ from pellucid.checkpoints.folder import open_folder
 from pellucid.checkpoints.verify import verify
 from pellucid.errors import CheckpointError, ConfigError, InputError
 from pellucid.training import state
-from pellucid.training.config import Minutes, Steps, TrainConfig
-from pellucid.training.differences import differences, plain
+from pellucid.training.config import TrainConfig
+from pellucid.training.config_diff import differences, plain
 from pellucid.training.events import Listener, Warned
-from pellucid.training.figures import Validation
-from pellucid.training.monitors import Metrics
-from pellucid.training.run_folder import RunFolder, step_name
+from pellucid.training.loggers import MetricsLog
+from pellucid.training.results import Validation
+from pellucid.training.run_folder import LENGTH, RunFolder, step_name
 from pellucid.training.schedule import progress
 
 _MOST_NAMED = 3
 
 
 @dataclass(frozen=True)
-class Choice:
+class ResumePoint:
     """``checkpoint`` is None for a run that has saved nothing yet; ``passed`` are newer ones, and what is wrong."""
 
     checkpoint: Path | None
-    counters: state.Counters
+    counters: state.TrainerState
     passed: tuple[tuple[Path, str], ...] = ()
     pointer: str = ""
     """What is wrong with ``last`` itself."""
 
 
-def choose(run: RunFolder) -> Choice:
+def find_resume_point(run: RunFolder) -> ResumePoint:
     """The newest whole checkpoint of ``run``. A run that has some, but none that is whole, is refused.
 
     Looks, and changes nothing.
@@ -45,7 +45,7 @@ def choose(run: RunFolder) -> Choice:
         except (InputError, OSError) as error:
             passed.append((path, str(error)))
         else:
-            return Choice(path, counters, tuple(passed), pointer)
+            return ResumePoint(path, counters, tuple(passed), pointer)
     if passed:
         reasons = "; ".join(f"{path.name}: {reason[:300]}" for path, reason in passed[:_MOST_NAMED])
         more = f"; and {len(passed) - _MOST_NAMED} more" if len(passed) > _MOST_NAMED else ""
@@ -58,10 +58,10 @@ def choose(run: RunFolder) -> Choice:
             f"{pointer}, and {run.checkpoints} holds no step; put the step's folder back, or remove "
             f"{run.path / 'last'} to begin the run again"
         )
-    return Choice(None, state.Counters())
+    return ResumePoint(None, state.TrainerState())
 
 
-def examine(path: Path) -> state.Counters:
+def examine(path: Path) -> state.TrainerState:
     """Where the checkpoint at ``path`` stands. Every byte of it is looked at; what is not whole is an error."""
     found = verify(path, "digests")
     if found.problem:
@@ -76,15 +76,15 @@ def examine(path: Path) -> state.Counters:
 
 def _pointer_problem(run: RunFolder) -> str:
     try:
-        read_pointer = run.read_pointer("last")
+        pointed = run.read_pointer("last")
     except CheckpointError as error:
         return str(error)
-    if read_pointer is None or read_pointer.is_dir():
+    if pointed is None or pointed.is_dir():
         return ""
-    return f"{run.path / 'last'} points to {read_pointer.name}, which is not there"
+    return f"{run.path / 'last'} points to {pointed.name}, which is not there"
 
 
-def refuse_other_model(config: TrainConfig, choice: Choice) -> None:
+def refuse_other_model(config: TrainConfig, choice: ResumePoint) -> None:
     """A checkpoint of another model than the run's is refused by the first field that differs."""
     if choice.checkpoint is None:
         return
@@ -96,35 +96,34 @@ def refuse_other_model(config: TrainConfig, choice: Choice) -> None:
         )
 
 
-def final(config: TrainConfig, run: RunFolder, choice: Choice) -> Validation | None:
+def final(config: TrainConfig, run: RunFolder, choice: ResumePoint) -> Validation | None:
     """What a run came to that is at its end; None where something is left to do, or to do in another way."""
     counters = choice.counters
-    if choice.checkpoint is None or "validation" in run.changed:
+    if choice.checkpoint is None or run.changed & {"eval_steps", "evaluation"}:
         return None
-    told_by_steps = isinstance(config.budget, Steps) or "budget" in run.changed
-    if told_by_steps and progress(config.budget, counters.step, counters.minutes) < 1:
+    length_is_known = config.max_minutes is None or run.changed & LENGTH
+    if length_is_known and progress(config, counters.step, counters.minutes) < 1:
         return None
-    return Metrics(run.metrics).final(counters.step)
+    return MetricsLog(run.metrics).final(counters.step)
 
 
-def refuse_shorter(config: TrainConfig, run: RunFolder, counters: state.Counters) -> None:
-    """A budget that was changed must reach as far as the run has come."""
-    if "budget" not in run.changed:
+def refuse_shorter(config: TrainConfig, run: RunFolder, counters: state.TrainerState) -> None:
+    """A length that was changed must reach as far as the run has come."""
+    if not run.changed & LENGTH:
         return
-    minutes = config.budget.minutes if isinstance(config.budget, Minutes) else None
-    pairs = (("steps", config.budget.steps, counters.step), ("minutes", minutes, counters.minutes))
+    pairs = (("steps", config.max_steps, counters.step), ("minutes", config.max_minutes, counters.minutes))
     for name, limit, reached in pairs:
         if limit is not None and reached > limit:
             raise ConfigError(
-                f"budget.{name} is {limit:g}, but the run in {run.path} has reached {reached:g} {name}; "
+                f"max_{name} is {limit:g}, but the run in {run.path} has reached {reached:g} {name}; "
                 "give as many or more, or start a new run in another folder"
             )
 
 
-def take_up(run: RunFolder, choice: Choice, tell: Listener) -> None:
+def repair_folder(run: RunFolder, choice: ResumePoint, tell: Listener) -> None:
     """Put the folder right, and say what was passed over."""
     counters = choice.counters
-    moved = run.take_up(choice.checkpoint, {path for path, _ in choice.passed}, counters.best_step)
+    moved = run.repair_folder(choice.checkpoint, {path for path, _ in choice.passed}, counters.best_step)
     if choice.checkpoint is None:
         return
     where = f"the run in {run.path} goes on from {choice.checkpoint.name}"

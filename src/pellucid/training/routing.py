@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from pellucid.batch import Batch
 from pellucid.nn.moe import LoadBalanceStats, Router, SigmoidRouter
-from pellucid.training.config import Balance
+from pellucid.training.config import LoadBalancingConfig
 
 
-class RoutingFigures(NamedTuple):
+class RoutingStats(NamedTuple):
     """How evenly a step's real tokens were spread over experts."""
 
     balance_loss: float
@@ -34,9 +34,11 @@ class StepRouting:
     of a step is that of one big batch.
     """
 
-    def __init__(self, model: nn.Module, micro_batches: Sequence[Batch], balance: Balance | None) -> None:
+    def __init__(
+        self, model: nn.Module, micro_batches: Sequence[Batch], load_balancing: LoadBalancingConfig | None
+    ) -> None:
         self.routers = routers(model)
-        self.balance = balance
+        self.load_balancing = load_balancing
         self._sums: list[LoadBalanceStats | None] = [None] * len(self.routers)
         encoder = getattr(model, "encoder", None)
         read = len(routers(encoder)) if isinstance(encoder, nn.Module) else 0
@@ -51,7 +53,7 @@ class StepRouting:
     @property
     def all_tokens_matter(self) -> bool:
         """Whether a micro-batch without a label still has something to say."""
-        return bool(self.routers) and self.balance is not None
+        return bool(self.routers) and self.load_balancing is not None
 
     def add(self, found: Sequence[LoadBalanceStats]) -> Tensor | float:
         """Note what a micro-batch routed; returns its part of the step's loss."""
@@ -59,14 +61,14 @@ class StepRouting:
         for layer, sums in enumerate(found):
             plain, before = LoadBalanceStats(*(value.detach() for value in sums)), self._sums[layer]
             self._sums[layer] = plain if before is None else before.plus(plain)
-        if self.balance is None or not self.balance.coefficient:
+        if self.load_balancing is None or not self.load_balancing.router_aux_loss_coef:
             return 0.0
         parts = [sums.loss().total / max(all_, 1) for sums, all_ in zip(found, self._tokens, strict=True)]
-        return self.balance.coefficient * torch.stack(parts).sum()
+        return self.load_balancing.router_aux_loss_coef * torch.stack(parts).sum()
 
     def update_expert_bias(self) -> None:
         """Move choice biases by the loads of the whole step; a router that several layers share moves once."""
-        if self.balance is None or not self.balance.rebalance_rate:
+        if self.load_balancing is None or not self.load_balancing.router_bias_update_rate:
             return
         loads: dict[Router, Tensor] = {}
         for router, sums in zip(self.routers, self._sums, strict=True):
@@ -74,9 +76,9 @@ class StepRouting:
                 loads[router] = loads[router] + sums.tokens if router in loads else sums.tokens
         for router, tokens_E in loads.items():
             if isinstance(router, SigmoidRouter):
-                router.update_expert_bias(tokens_E, self.balance.rebalance_rate)
+                router.update_expert_bias(tokens_E, self.load_balancing.router_bias_update_rate)
 
-    def figures(self) -> RoutingFigures | None:
+    def stats(self) -> RoutingStats | None:
         """What the log says; nothing where nothing was routed."""
         sums = [one for one in self._sums if one is not None]
         if not sums:
@@ -92,7 +94,7 @@ class StepRouting:
                 1 - kept.double() / chosen,
             ]
         )
-        return RoutingFigures(*numbers.tolist())
+        return RoutingStats(*numbers.tolist())
 
 
 def routers(model: nn.Module) -> list[Router]:

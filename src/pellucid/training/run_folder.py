@@ -34,11 +34,13 @@ from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import CheckpointError, ConfigError
 from pellucid.training import environment, state
 from pellucid.training.config import TrainConfig
-from pellucid.training.differences import differences, told
+from pellucid.training.config_diff import differences, told
 from pellucid.training.lock import Lock
-from pellucid.training.optim import Optimizers
+from pellucid.training.optim import OptimizerSet
 
-_FREE = frozenset({"budget", "validation", "save_every", "keep", "threads", "device"})
+LENGTH = frozenset({"max_steps", "max_minutes"})
+"""The keys that say how long a run is."""
+_FREE = LENGTH | {"eval_steps", "evaluation", "save_steps", "save_total_limit", "num_threads", "device"}
 _DAMAGED = ".damaged"
 
 
@@ -96,24 +98,24 @@ class RunFolder:
             raise CheckpointError(cannot_write(self.path, error)) from error
 
     def reopen(self, config: TrainConfig, *, exactly: bool = False) -> TrainConfig:
-        """Hold the folder of a run that goes on with the same configuration; budget and bookkeeping may differ.
+        """Hold the folder of a run that goes on with the same configuration; its length and bookkeeping may differ.
 
-        Not if ``exactly``: then any difference is refused. Nothing is written; see :meth:`take_up`.
+        Not if ``exactly``: then any difference is refused. Nothing is written; see :meth:`repair_folder`.
         """
         if not self.holds_run():
             raise ConfigError(f"there is no run in {self.path}: leave --resume out (in Python: resume)")
         stored = TrainConfig.from_file(self.config)
-        if stored != stored.settled("float32"):
+        if stored != stored.resolve_auto("float32"):
             raise ConfigError(
                 f"{self.config} leaves a precision to be measured, but this run began with one; "
                 "put back float32 or bfloat16, whichever it was"
             )
-        config = config.settled(stored.settled_precision, getattr(stored.optimizer, "precision", None))
+        config = config.resolve_auto(stored.resolved_precision, getattr(stored.optimizer, "precision", None))
         self._refuse_difference(stored, config, set() if exactly else _FREE)
         with self._locked_or_closed():
             return config
 
-    def take_up(self, last: Path | None, passed: Set[Path], best_step: int | None) -> dict[Path, Path]:
+    def repair_folder(self, last: Path | None, passed: Set[Path], best_step: int | None) -> dict[Path, Path]:
         """Put right what a killed process left, now that nothing can refuse any more: ``last`` is where it goes on.
 
         What was ``passed`` over is moved aside, never removed; returned is where to.
@@ -123,12 +125,12 @@ class RunFolder:
         discard_unfinished(self.checkpoints)
         if last is None:
             return {}
-        if self._safely_pointed("last") != last:
+        if self._read_pointer_or_none("last") != last:
             write_text(self.path / "last", last.name + "\n")
         moved = {path: self._move_aside(path) for path in sorted(passed)}
         best = None if best_step is None else self.checkpoints / step_name(best_step)
         if best is not None and best.is_dir():
-            if self._safely_pointed("best") != best:
+            if self._read_pointer_or_none("best") != best:
                 self.mark_best(best)  # a kill may have come between the two pointers
         elif (self.path / "best").is_file():
             (self.path / "best").unlink()
@@ -178,7 +180,7 @@ class RunFolder:
             + (new if self.changed <= _FREE else same)
         )
 
-    def leave_nothing(self) -> None:
+    def rollback(self) -> None:
         """Take back what :meth:`begin` made, if nothing was trained: the place is as it was before."""
         for path in reversed(self._made):
             with contextlib.suppress(OSError):
@@ -209,8 +211,8 @@ class RunFolder:
         self,
         model: torch.nn.Module,
         tokenizer: Tokenizer,
-        counters: state.Counters,
-        optimizers: Optimizers,
+        counters: state.TrainerState,
+        optimizers: OptimizerSet,
         classes: tuple[str, ...] = (),
     ) -> Path:
         """Complete ``checkpoints/step-N``, then point ``last`` to it."""
@@ -262,7 +264,7 @@ class RunFolder:
         """The checkpoint that ``last`` or ``best`` points to, None where there is none."""
         return read_pointer(self.path / name)
 
-    def _safely_pointed(self, name: str) -> Path | None:
+    def _read_pointer_or_none(self, name: str) -> Path | None:
         with contextlib.suppress(CheckpointError):
             return self.read_pointer(name)
         return None

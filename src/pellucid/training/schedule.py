@@ -1,70 +1,52 @@
-"""The rate of a step, as a multiple of its peak. What is returned is what is used and logged."""
+"""The learning rate of a step, as a multiple of its peak."""
 
 from __future__ import annotations
 
 import math
 
-from pellucid.training.config import Minutes, Schedule, Steps
+from pellucid.training.config import LRSchedulerConfig, TrainConfig
 
 _LOWEST_WARMUP = 0.01
 
 
-def progress(budget: Steps | Minutes, step: int, minutes: float) -> float:
-    """How much of the budget is used before ``step`` (the first is 0): 0 at the start, 1 when it is spent."""
-    by_steps = step / budget.steps if budget.steps else 0.0
-    by_time = minutes / budget.minutes if isinstance(budget, Minutes) else 0.0
+def progress(config: TrainConfig, step: int, minutes: float) -> float:
+    """The fraction of the run that is over before ``step`` (the first is 0): the further of steps and minutes."""
+    by_steps = step / config.max_steps if config.max_steps else 0.0
+    by_time = minutes / config.max_minutes if config.max_minutes else 0.0
     return min(max(by_steps, by_time), 1.0)
 
 
-def multiplier(schedule: Schedule, budget: Steps | Minutes, step: int, minutes: float) -> float:
-    """The multiple of the peak rate that ``step`` uses.
+def lr_multiplier(config: TrainConfig, step: int, minutes: float) -> float:
+    """The multiple of the peak learning rate that ``step`` uses, ``minutes`` into the run.
 
-    A warm-up of 4 steps uses ¼, ½, ¾ and 1; then the shape starts from 1 and would reach ``floor`` at the
-    step after the last, so that no step is wasted on a rate of 0. A warm-up by share of a run measured in
-    minutes goes with the clock, and starts above 0.
+    A warm-up of 4 steps uses ¼, ½, ¾ and 1; then the decay starts from 1 and would reach ``min_lr_ratio`` at the
+    step after the last, so that no step is wasted on a rate of 0. A warm-up by ratio of a run with ``max_minutes``
+    follows the clock, and starts above 0.
     """
-    done = progress(budget, step, minutes)
-    warm, start = _warmup(schedule, budget, step, done)
-    if warm is not None:
-        return warm
-    if schedule.shape == "inverse_sqrt":
-        return max(schedule.floor, _inverse_sqrt(schedule, budget, step, done))
-    past = 1.0 if start >= 1 else min(max((done - start) / (1 - start), 0.0), 1.0)
-    return schedule.floor + (1 - schedule.floor) * _fall(schedule, past)
+    scheduler, done = config.lr_scheduler, progress(config, step, minutes)
+    by_clock = bool(scheduler.warmup_ratio) and config.max_minutes is not None
+    warmup_steps = scheduler.warmup_steps
+    if scheduler.warmup_ratio and not by_clock:
+        warmup_steps = round(scheduler.warmup_ratio * (config.max_steps or 0))
+    warmup_end = warmup_steps / config.max_steps if config.max_steps and warmup_steps else 0.0
+    if by_clock:
+        warmup_end = scheduler.warmup_ratio
+        if done < warmup_end:
+            return max(done / warmup_end, _LOWEST_WARMUP)
+    elif step < warmup_steps:
+        return (step + 1) / warmup_steps
+    if scheduler.type == "inverse_sqrt":
+        peak = warmup_end / done if by_clock else max(warmup_steps, 1) / (step + 1)
+        return max(scheduler.min_lr_ratio, math.sqrt(peak))
+    past = 1.0 if warmup_end >= 1 else min(max((done - warmup_end) / (1 - warmup_end), 0.0), 1.0)
+    return scheduler.min_lr_ratio + (1 - scheduler.min_lr_ratio) * _decay(scheduler, past)
 
 
-def _warmup(schedule: Schedule, budget: Steps | Minutes, step: int, done: float) -> tuple[float | None, float]:
-    """The multiple while warming up (None afterwards), and the progress at which the warm-up ends."""
-    steps = schedule.warmup_steps
-    if schedule.warmup_share and isinstance(budget, Steps):
-        steps = round(schedule.warmup_share * budget.steps)
-    elif schedule.warmup_share:
-        if done >= schedule.warmup_share:
-            return None, schedule.warmup_share
-        return max(done / schedule.warmup_share, _LOWEST_WARMUP), schedule.warmup_share
-    if step < steps:
-        return (step + 1) / steps, 0.0
-    return None, steps / budget.steps if budget.steps else 0.0
-
-
-def _inverse_sqrt(schedule: Schedule, budget: Steps | Minutes, step: int, done: float) -> float:
-    """``sqrt(warm-up / step)``, 1 at the warm-up's last step (Vaswani et al. 2017 §5.3, as a multiple of the peak).
-
-    Steps count from 1. Without a warm-up it falls from the first step on; a warm-up by the clock counts in time.
-    """
-    if schedule.warmup_share and isinstance(budget, Minutes):
-        return math.sqrt(schedule.warmup_share / done)
-    steps = schedule.warmup_steps
-    if schedule.warmup_share and isinstance(budget, Steps):
-        steps = round(schedule.warmup_share * budget.steps)
-    return math.sqrt(max(steps, 1) / (step + 1))
-
-
-def _fall(schedule: Schedule, past: float) -> float:
+def _decay(scheduler: LRSchedulerConfig, past: float) -> float:
     """From 1 to 0 while ``past`` goes from 0 to 1."""
-    if schedule.shape == "cosine":
+    if scheduler.type == "cosine":
         return (1 + math.cos(math.pi * past)) / 2
-    if schedule.shape == "linear":
+    if scheduler.type == "linear":
         return 1 - past
-    share = schedule.decay_share
-    return 1.0 if past < 1 - share or not share else (1 - past) / share
+    ratio = scheduler.decay_ratio
+    return 1.0 if past < 1 - ratio or not ratio else (1 - past) / ratio

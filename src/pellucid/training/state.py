@@ -24,7 +24,7 @@ from pellucid.checkpoints.files import canonical_digest, digest, read_json
 from pellucid.checkpoints.weights import read_header
 from pellucid.configfile.yaml import yaml_repr
 from pellucid.errors import CheckpointError
-from pellucid.training.optim import Optimizers
+from pellucid.training.optim import OptimizerSet
 
 FOLDER = "training"
 _TENSORS, _COUNTERS, _VERSION = "state.safetensors", "state.json", 3
@@ -33,7 +33,7 @@ _MOST = 2**53
 
 
 @dataclass
-class Counters:
+class TrainerState:
     """Where the run is; ``loader`` is the data loader's own cursor, ``best`` the lowest loss or bits per byte."""
 
     step: int = 0
@@ -45,7 +45,7 @@ class Counters:
     loader: dict[str, Any] = field(default_factory=dict)
 
 
-def save_state(folder: Path, counters: Counters, optimizers: Optimizers) -> None:
+def save_state(folder: Path, counters: TrainerState, optimizers: OptimizerSet) -> None:
     """Write the state into ``folder``, which a checkpoint is being completed in."""
     folder.mkdir()
     tensors = {f"optimizer/{name}": tensor for name, tensor in optimizers.state_tensors().items()}
@@ -60,7 +60,7 @@ def save_state(folder: Path, counters: Counters, optimizers: Optimizers) -> None
     (folder / _COUNTERS).write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
 
 
-def load_state(folder: Path, optimizers: Optimizers) -> Counters:
+def load_state(folder: Path, optimizers: OptimizerSet) -> TrainerState:
     """Give optimizers and random generators back what :func:`save_state` kept; returns the counters."""
     counters = read_counters(folder)
     path = folder / _TENSORS
@@ -120,7 +120,7 @@ def set_random_state(state: Mapping[str, Tensor], source: Path) -> None:
         raise CheckpointError(f"{source} holds no usable state of the random generators: {error}") from error
 
 
-def read_counters(folder: Path, *, tensors: bool = True) -> Counters:
+def read_counters(folder: Path, *, tensors: bool = True) -> TrainerState:
     """Where the run was. Refused if it was changed, or if the tensors beside are not those that belong to it.
 
     The tensors are left unread without ``tensors``.
@@ -133,7 +133,7 @@ def read_counters(folder: Path, *, tensors: bool = True) -> Counters:
             f"{path} has schema_version {str(version)[:40]}, this version reads {_VERSION}; "
             "use the Pellucid that wrote it, or a newer one"
         )
-    known = {"schema_version", "tensors_sha256", "sha256", *(f.name for f in fields(Counters))}
+    known = {"schema_version", "tensors_sha256", "sha256", *(f.name for f in fields(TrainerState))}
     if odd := sorted(known ^ said.keys()):
         raise CheckpointError(f"{path} lacks or does not know {str(odd[0])[:80]!r}; it was changed or damaged")
     _check_counters(path, said)
@@ -144,7 +144,7 @@ def read_counters(folder: Path, *, tensors: bool = True) -> Counters:
     noted = said.pop("tensors_sha256")
     if tensors and noted != (found := digest(folder / _TENSORS)):
         _refuse_digest(f"{folder / _TENSORS} is not what {_COUNTERS} was written with", found, noted)
-    return Counters(**said)
+    return TrainerState(**said)
 
 
 def _refuse_digest(what: str, found: str, noted: object) -> NoReturn:

@@ -13,10 +13,10 @@ from torch import nn
 
 from pellucid.batch import Batch
 from pellucid.errors import ShapeError, TrainingError
-from pellucid.training.config import Balance
-from pellucid.training.optim import Optimizers
+from pellucid.training.config import LoadBalancingConfig
+from pellucid.training.optim import OptimizerSet
 from pellucid.training.precision import Precision, autocast
-from pellucid.training.routing import RoutingFigures, StepRouting
+from pellucid.training.routing import RoutingStats, StepRouting
 
 
 @dataclass(frozen=True)
@@ -24,18 +24,18 @@ class StepResult:
     """What a step saw; ``loss_total`` is in nats, and the norm is the one before clipping."""
 
     loss_total: float
-    count: int
+    num_targets: int
     grad_norm: float
-    rate: float
-    routing: RoutingFigures | None = None
+    learning_rate: float
+    routing: RoutingStats | None = None
 
     @property
     def loss(self) -> float:
         """Mean loss over what the whole step counted, 0 when that is nothing. A balance loss is not in it."""
-        return self.loss_total / self.count if self.count else 0.0
+        return self.loss_total / self.num_targets if self.num_targets else 0.0
 
 
-class Where(NamedTuple):
+class StepContext(NamedTuple):
     """What an error must be able to name."""
 
     step: int
@@ -50,28 +50,28 @@ class NotFiniteError(TrainingError):
 def train_step(
     model: nn.Module,
     micro_batches: Sequence[Batch],
-    optimizers: Optimizers,
+    optimizers: OptimizerSet,
     *,
-    clip_norm: float | None,
-    where: Where,
+    max_grad_norm: float | None,
+    where: StepContext,
     precision: Precision = "float32",
-    balance: Balance | None = None,
+    load_balancing: LoadBalancingConfig | None = None,
 ) -> StepResult:
     """Change the weights once, by the gradient of (sum of losses) / (what is counted) of all micro-batches.
 
     What is counted, labels or documents, is known on the host beforehand, so each micro-batch's share of the gradient
     is right when it is added, however unevenly they are filled. With nothing to learn from, nothing changes. A loss or
     a gradient that is not finite raises before any weight is touched. :mod:`~pellucid.training.routing` says what
-    ``balance`` adds.
+    ``load_balancing`` adds.
     """
-    count = sum(counted(batch) for batch in micro_batches)
+    count = sum(num_targets(batch) for batch in micro_batches)
     optimizers.zero_grad()
     if not count:
-        return StepResult(0.0, 0, 0.0, optimizers.rate)
-    routing = StepRouting(model, micro_batches, balance)
+        return StepResult(0.0, 0, 0.0, optimizers.learning_rate)
+    routing = StepRouting(model, micro_batches, load_balancing)
     totals = []
     for batch in micro_batches:
-        if counted(batch) or routing.all_tokens_matter:
+        if num_targets(batch) or routing.all_tokens_matter:
             with autocast(precision, batch.tokens.device):
                 output = model(batch, want="loss")
             loss = output.loss
@@ -83,14 +83,14 @@ def train_step(
     total, seen, grad_norm = torch.cat([sum(totals, torch.zeros_like(totals[0])), norm.double()[None]]).tolist()
     assert seen == count, f"the model counted {seen}, the host {count}"
     _refuse_not_finite(total, grad_norm, optimizers, where)
-    if clip_norm is not None:
-        torch.nn.utils.clip_grads_with_norm_(optimizers.parameters, clip_norm, norm)
+    if max_grad_norm is not None:
+        torch.nn.utils.clip_grads_with_norm_(optimizers.parameters, max_grad_norm, norm)
     optimizers.step()
     routing.update_expert_bias()
-    return StepResult(total, count, grad_norm, optimizers.rate, routing.figures())
+    return StepResult(total, count, grad_norm, optimizers.learning_rate, routing.stats())
 
 
-def counted(batch: Batch) -> int:
+def num_targets(batch: Batch) -> int:
     """Positions whose label counts, or else documents whose target does, known without asking a device."""
     found = batch.counted_documents if batch.labels is None and batch.targets is not None else batch.counted
     if found is None:
@@ -98,7 +98,7 @@ def counted(batch: Batch) -> int:
     return len(found)
 
 
-def _refuse_not_finite(total: float, norm: float, optimizers: Optimizers, where: Where) -> None:
+def _refuse_not_finite(total: float, norm: float, optimizers: OptimizerSet, where: StepContext) -> None:
     if math.isfinite(total) and math.isfinite(norm):
         return
     what = f"the gradient's norm is {norm}" if math.isfinite(total) else f"the loss is {total}"

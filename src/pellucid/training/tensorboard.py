@@ -34,8 +34,8 @@ def _found(event: Validated) -> dict[str, float]:
     """Bits per byte, or the loss and what stands beside it."""
     if event.bits_per_byte is not None:
         return {"bits_per_byte": event.bits_per_byte}
-    figures = () if event.found is None else event.found.figures
-    return {"loss": event.nats_per_token, **{figure.name.replace(" ", "_"): figure.value for figure in figures[1:]}}
+    metrics = () if event.found is None else event.found.metrics
+    return {"loss": event.loss, **{metric.name.replace(" ", "_"): metric.value for metric in metrics[1:]}}
 
 
 class _Scalars:
@@ -46,9 +46,9 @@ class _Scalars:
     def __call__(self, event: Event) -> None:
         match event:
             case Stepped():
-                numbers = {"loss": event.loss, "rate": event.rate, "gradient_norm": event.grad_norm}
+                numbers = {"loss": event.loss, "learning_rate": event.learning_rate, "gradient_norm": event.grad_norm}
                 numbers |= {"epoch": event.epoch, "tokens": event.tokens}
-                numbers["tokens_per_second"] = event.count / event.seconds if event.seconds else 0.0
+                numbers["tokens_per_second"] = event.num_targets / event.seconds if event.seconds else 0.0
                 if event.routing is not None:
                     numbers |= {f"routing_{name}": value for name, value in event.routing._asdict().items()}
                 self._write("train", event.step, numbers)

@@ -19,8 +19,8 @@ from pellucid.batch import IGNORED, Batch
 from pellucid.data.corpus import Document
 from pellucid.data.objectives import causal
 from pellucid.errors import ConfigError, DataError
-from pellucid.training.figures import Validation
 from pellucid.training.precision import Precision, autocast
+from pellucid.training.results import Validation
 
 _BATCHES_SORTED_TOGETHER = 32
 

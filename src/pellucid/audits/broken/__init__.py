@@ -15,7 +15,6 @@ from pellucid.audits.broken.models import (
     WindowOneTooWide,
 )
 from pellucid.audits.broken.tiny_decoder import TinyDecoder
-from pellucid.audits.broken.tiny_encoder_decoder import TinyEncoderDecoder
 
 __all__ = [
     "BROKEN_MODELS",
@@ -29,7 +28,6 @@ __all__ = [
     "SharedCounter",
     "ShiftedTwice",
     "TinyDecoder",
-    "TinyEncoderDecoder",
     "WindowLostByOneKernel",
     "WindowOneTooWide",
 ]

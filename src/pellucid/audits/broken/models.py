@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from pellucid.audits.broken.tiny_decoder import Slots, TinyDecoder, token_losses
-from pellucid.audits.broken.tiny_encoder_decoder import TinyEncoderDecoder
+from pellucid.audits.probes.torch_layers_probe import TorchLayersProbe
 from pellucid.batch import Batch
 from pellucid.probe import Probe
 from pellucid.records import Status
@@ -43,20 +44,11 @@ class BrokenModel:
         return probe
 
 
-def _distance(queries: Slots, keys: Slots) -> Tensor:
-    return queries.positions[:, :, None] - keys.positions[:, None, :]
-
-
-def _same_document(queries: Slots, keys: Slots) -> Tensor:
-    same = queries.segments[:, :, None] == keys.segments[:, None, :]
-    return same & (keys.segments[:, None, :] != 0)
-
-
 class SeesOneAhead(TinyDecoder):
     """The mask is cut one diagonal too late: every token sees its own answer."""
 
-    def sees(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
-        return _same_document(queries, keys) & (_distance(queries, keys) >= -1)
+    def visible(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
+        return queries.same_document(keys) & (queries.distance(keys) >= -1)
 
 
 class WindowOneTooWide(TinyDecoder):
@@ -65,39 +57,38 @@ class WindowOneTooWide(TinyDecoder):
     def __init__(self, window: int = 3, layers: int = 1) -> None:
         super().__init__(window=window, layers=layers)
 
-    def sees(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
+    def visible(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
         assert self.window is not None
-        distance = _distance(queries, keys)
-        return _same_document(queries, keys) & (distance >= 0) & (distance <= self.window)
+        distance = queries.distance(keys)
+        return queries.same_document(keys) & (distance >= 0) & (distance <= self.window)
 
 
 class MeanOverPads(TinyDecoder):
     """A running mean over time divides by slots, pads included."""
 
-    def mixed(self, x_BTD: Tensor, queries: Slots) -> Tensor:
-        return x_BTD + x_BTD.cumsum(1) / (queries.numbers + 1)[:, :, None]
+    def final_hidden(self, x_BTD: Tensor, queries: Slots) -> Tensor:
+        return x_BTD + x_BTD.cumsum(1) / (queries.indices + 1)[:, :, None]
 
 
 class NoIsolation(TinyDecoder):
     """Packed documents see each other."""
 
-    def sees(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
-        real = (queries.segments[:, :, None] != 0) & (keys.segments[:, None, :] != 0)
-        later = queries.segments[:, :, None] > keys.segments[:, None, :]
-        return (real & later) | super().sees(queries, keys, layer)
+    def visible(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
+        earlier_BTS = (keys.segments[:, None, :] != 0) & (queries.segments[:, :, None] > keys.segments[:, None, :])
+        return earlier_BTS | super().visible(queries, keys, layer)
 
 
 class SharedCounter(TinyDecoder):
     """Chunks after the first take the cache's length as position of every row, padded or not."""
 
-    def counted_positions(self, queries: Slots) -> Tensor:
-        return queries.numbers.expand_as(queries.positions) if queries.first else queries.positions
+    def position_ids(self, queries: Slots) -> Tensor:
+        return queries.indices.expand_as(queries.positions) if queries.first else queries.positions
 
 
 class DropsOutInEval(TinyDecoder):
     """Functional dropout without the training flag."""
 
-    def mixed(self, x_BTD: Tensor, queries: Slots) -> Tensor:
+    def final_hidden(self, x_BTD: Tensor, queries: Slots) -> Tensor:
         return functional.dropout(x_BTD, 0.1, training=True)
 
 
@@ -107,36 +98,45 @@ class WindowLostByOneKernel(TinyDecoder):
     def __init__(self) -> None:
         super().__init__(window=3)
 
-    def sees(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
+    def visible(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
         if self.kernel == "plain":
-            return super().sees(queries, keys, layer)
-        return _same_document(queries, keys) & (_distance(queries, keys) >= 0)
+            return super().visible(queries, keys, layer)
+        return queries.same_document(keys) & (queries.distance(keys) >= 0)
 
 
 class ShiftedTwice(TinyDecoder):
-    """Labels are shifted by the data and again by the model: token t + 2 is learnt at t."""
+    """Labels are shifted by the data and again by the model: token t + 2 is predicted at t."""
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        learnt = batch.loss_mask[:, 2:] & (batch.positions[:, 2:] > 1)
-        losses = token_losses(self(batch)[:, :-2], batch.tokens[:, 2:])
-        return torch.where(learnt, losses, 0.0).sum(), learnt.sum()
+        scored_BT = batch.loss_mask[:, 2:] & (batch.positions[:, 2:] > 1)
+        losses_BT = token_losses(self(batch)[:, :-2], batch.tokens[:, 2:])
+        return torch.where(scored_BT, losses_BT, 0.0).sum(), scored_BT.sum()
 
 
 class InvertedMask(TinyDecoder):
-    """Keys are kept where they are padding."""
+    """The padding mask is read upside down: only padding is seen."""
 
-    def sees(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
-        past_BTS = queries.numbers[:, :, None] >= keys.numbers[:, None, :]
+    def visible(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
+        past_BTS = queries.indices[:, :, None] >= keys.indices[:, None, :]
         if bool((keys.segments != 0).all()):
-            return super().sees(queries, keys, layer)
+            return super().visible(queries, keys, layer)
         return past_BTS & (keys.segments == 0)[:, None, :]
 
 
-class CrossIsCausal(TinyEncoderDecoder):
+class CrossIsCausal(nn.TransformerDecoderLayer):
     """The decoder's causal mask was handed to cross-attention too: query 0 sees the first source token only."""
 
-    def memory_mask(self, targets: int, sources: int) -> Tensor:
-        return torch.ones(targets, sources, dtype=torch.bool).triu(1)
+    def __init__(self) -> None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            super().__init__(16, 2, 32, dropout=0.1, batch_first=True)
+
+    def forward(self, tgt: Tensor, memory: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        hidden_TS = torch.ones(tgt.shape[1], memory.shape[1], dtype=torch.bool, device=tgt.device).triu(1)
+        return super().forward(tgt, memory, *args, **kwargs | {"memory_mask": hidden_TS})
+
+    def probe(self) -> TorchLayersProbe:
+        return TorchLayersProbe(self)
 
 
 BROKEN_MODELS = (

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from pellucid.audits.engine.preserve_state import preserve_state
 from pellucid.audits.probes.hf_probe import (
+    ALL_ONES,
     POSITIONS,
     HFCapabilities,
     HFCausalProbe,
@@ -26,7 +27,7 @@ from pellucid.audits.probes.hf_probe import (
     HFSeq2SeqProbe,
     is_recurrent,
 )
-from pellucid.audits.probes.hf_rules import rules_of, text_config
+from pellucid.audits.probes.hf_rules import looks_back, only_rotates, padded_right, rules_of, text_config
 from pellucid.audits.probes.trial import (
     attribute_set,
     close,
@@ -59,7 +60,7 @@ def probe_for_hf(model: object, name: str | None = None) -> HFProbe | None:
         stack.enter_context(torch.no_grad())
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
-        probe.adopt(CapabilityDetector(probe).detect())
+        CapabilityDetector(probe).detect()
     return probe
 
 
@@ -75,7 +76,7 @@ def _is_masked(model: nn.Module) -> bool:
 
 
 class CapabilityDetector:
-    """Tries one capability after the other; what works is noted in ``probe.detected``, by which the next is tried."""
+    """Tries one capability after the other; what works is set on the probe, by which the next is tried."""
 
     def __init__(self, probe: HFProbe) -> None:
         self.probe, self.config = probe, cast(Any, probe.module.config)
@@ -129,12 +130,11 @@ class CapabilityDetector:
             )
         return scores
 
-    def detect(self) -> HFCapabilities:
+    def detect(self) -> None:
         probe, plain = self.probe, self.scores(self.batch)
         doc = (type(probe.module).forward.__doc__ or "").replace("*", "")
         shifts = probe.kind == "causal" and "not shifted inside" not in doc
-        self.update(position_offset=self.position_offset(plain), max_length=self.max_length, shifts_labels=shifts)
-        self.update(num_logits=0 if probe.hidden_states else plain.shape[-1])
+        self.update(position_offset=self.position_offset(plain), shifts_labels=shifts)
         if self.found.position_offset is not None and works(self.obeys_positions):
             self.can.add("positions")
         if probe.mask_argument in probe.takes and "dummy" not in doc.partition(f"{probe.mask_argument} (")[2][:300]:
@@ -150,7 +150,15 @@ class CapabilityDetector:
         self.detect_loss()
         self.detect_cache()
         self.detect_kernels()
-        return replace(self.found, capabilities=frozenset(self.can), complete=True)
+        self.update(complete=True)
+        probe.capabilities, probe.max_length = frozenset(self.can), self.max_length
+        probe.shift_allowed = probe.kind != "causal" or not looks_back(probe.rules) or padded_right(self.config)
+        rotates = only_rotates(self.config) and not is_recurrent(probe.module)
+        probe.shift_invariant = "positions" in self.can and rotates
+        if not probe.hidden_states:
+            probe.vocab_size = min(probe.vocab_size, plain.shape[-1])
+        modes = [ALL_ONES] if probe.mask_argument in probe.takes else []
+        probe.call_modes = tuple(modes if self.found.position_offset is None else [*modes, POSITIONS])
 
     def position_offset(self, plain: Tensor) -> int | None:
         """From where explicit positions have to start to say what the model assumes by itself."""
@@ -184,7 +192,7 @@ class CapabilityDetector:
 
         setting = getattr(self.probe.module, "padding_side", None) or getattr(self.config, "padding_side", None)
         sides, refused = supported_sides(setting, raised)
-        self.update(sides=sides or ("right",), refused=refused)
+        self.probe.sides, self.probe.refused = sides or ("right",), refused
         if sides:
             self.can.add("padding")
         if "left" in sides:
@@ -210,11 +218,11 @@ class CapabilityDetector:
                 self.update(pad_token=pad)  # what is no pad is counted, whatever the mask says
         elif isinstance(pad, int) and works(lambda: close(answer(0, pad), alone)):
             self.update(pad_token=pad)
-        elif self.found.position_offset is not None or "right" not in self.found.sides:
+        elif self.found.position_offset is not None or "right" not in self.probe.sides:
             return  # then nothing excuses another answer
         elif works(lambda: close(answer(0, pad), answer(self.free[-1], pad))):  # no pad's content: it counts slots
-            shifting = tuple(side for side in self.found.sides if side != "right")
-            self.update(sides=("right",), position_shifting_sides=shifting)
+            self.probe.position_shifting_sides = tuple(side for side in self.probe.sides if side != "right")
+            self.probe.sides = ("right",)
 
     def packs(self) -> bool:
         """Whether the library looks for documents in the positions of a plain row, in models of attention alone."""
@@ -283,7 +291,7 @@ class CapabilityDetector:
                 self.can.add("reorder")
             if hasattr(state, "crop"):
                 self.can.add("crop")
-            if "padding" in self.can and "left" in self.found.sides:
+            if "padding" in self.can and "left" in self.probe.sides:
                 by_all, by_new = (partial(self.continues_padded, local_mask=local) for local in (False, True))
                 self.update(local_mask=not works(by_all) and works(by_new))
             return
@@ -314,12 +322,12 @@ class CapabilityDetector:
 
         switches = getattr(self.probe.module, "_can_set_attn_implementation", lambda: False)
         offered = ("eager", "sdpa") if works(lambda: bool(switches())) else ()
-        self.update(kernels=tuple(name for name in offered if works(partial(runs, name))))
-        if len(self.found.kernels) > 1:
+        self.probe.kernels = tuple(name for name in offered if works(partial(runs, name)))
+        if len(self.probe.kernels) > 1:
             self.can.add("kernels")
         for name in ("attentions", "decoder_attentions"):
             with self.trial(attention_name=name):
-                given = "eager" in self.found.kernels and works(self.returns_weights)
+                given = "eager" in self.probe.kernels and works(self.returns_weights)
             if given:
                 self.can.add("attention")
                 self.update(attention_name=name)

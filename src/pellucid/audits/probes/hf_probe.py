@@ -17,9 +17,9 @@ import copy
 import inspect
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,17 +28,14 @@ from torch import Tensor, nn
 from pellucid.audits.probes.hf_rules import (
     Kind,
     forbidden_tokens,
-    looks_back,
-    only_rotates,
-    padded_right,
     rules_of,
     source_rules_of,
     text_config,
 )
 from pellucid.audits.probes.trial import attribute_set
-from pellucid.batch import Batch, Side
+from pellucid.batch import Batch
 from pellucid.errors import InputError, UnsupportedError, one_line
-from pellucid.probe import Capability, Probe, embeddings_replaced
+from pellucid.probe import Probe, embeddings_replaced
 
 ALL_ONES = "with an all-ones mask"
 POSITIONS = "with position ids given"
@@ -47,10 +44,9 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class HFCapabilities:
-    """What a model supports, and by which arguments, as far as ``hf_detect`` has found out (then it is ``complete``).
+    """By which arguments a model does what it can, as far as ``hf_detect`` has found out (then it is ``complete``).
 
     Attributes:
-        num_logits: the scores of a slot; 0 where hidden states stand in for logits.
         position_offset: what is added to positions; None where the model takes none.
         pad_token: stands in padded slots of a class that counts positions by the ids themselves.
         sums_loss: the loss can be had as a sum.
@@ -58,17 +54,8 @@ class HFCapabilities:
         cache_name: the argument for the cache, and the attribute of the output that holds it.
         local_mask: with a cache the mask is that of the new slots only, as recurrent classes take it.
         attention_name: the attribute of the output that holds attention weights.
-
-    The others are those of :class:`~pellucid.probe.Probe`.
     """
 
-    capabilities: frozenset[Capability] = frozenset()
-    kernels: tuple[str, ...] = ()
-    sides: tuple[Side, ...] = ("right", "left", "both")
-    position_shifting_sides: tuple[Side, ...] = ()
-    refused: Mapping[str, str] = field(default_factory=dict)
-    max_length: int | None = None
-    num_logits: int = 0
     position_offset: int | None = None
     pad_token: int | None = None
     sums_loss: bool = False
@@ -149,18 +136,6 @@ class HFProbe(Probe):
         self.rules, self.rules_declared = declared.rules, declared.rules_declared
         self.detected = HFCapabilities()
         self._call_mode = ""
-
-    def adopt(self, detected: HFCapabilities) -> None:
-        """Take over what was found out about the model."""
-        config, self.detected = self.module.config, detected
-        for name in ("capabilities", "kernels", "sides", "max_length", "position_shifting_sides", "refused"):
-            setattr(self, name, getattr(detected, name))
-        self.shift_allowed = self.kind != "causal" or not looks_back(self.rules) or padded_right(config)
-        self.vocab_size = min(self.vocab_size, detected.num_logits or self.vocab_size)
-        modes = [ALL_ONES] if self.mask_argument in self.takes else []
-        self.call_modes = tuple(modes if detected.position_offset is None else [*modes, POSITIONS])
-        rotates = only_rotates(config) and not is_recurrent(self.module)
-        self.shift_invariant = "positions" in self.capabilities and rotates
 
     def logits(self, batch: Batch) -> Tensor:
         with self._embeddings(batch):

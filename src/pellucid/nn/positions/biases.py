@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Hashable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -61,7 +62,7 @@ class RelativeBias(nn.Embedding):
 
     def _bucket(self, ahead_bTS: Tensor) -> Tensor:
         distance = ahead_bTS.abs() if self.bidirectional else (-ahead_bTS).clamp(min=0)
-        bounds = torch.tensor(self.bounds, dtype=distance.dtype, device=distance.device)
+        bounds = _constant(tuple(self.bounds), distance.dtype, distance.device)
         grown = self.single + torch.bucketize(distance, bounds, right=True)
         bucket = torch.where(distance < self.single, distance, grown)
         if self.bidirectional:
@@ -118,7 +119,7 @@ class Alibi(nn.Module):
 
     def _bias(self, ahead_bTS: Tensor, dtype: torch.dtype) -> Tensor:
         exact = torch.float64 if dtype == torch.float64 else torch.float32
-        slopes_N11 = torch.tensor(self.slopes, dtype=exact, device=ahead_bTS.device)[:, None, None]
+        slopes_N11 = _constant(self.slopes, exact, ahead_bTS.device)[:, None, None]
         return (slopes_N11 * (-ahead_bTS.abs())[:, None].to(exact)).to(dtype)
 
     def extra_repr(self) -> str:
@@ -150,3 +151,16 @@ def _once(queries: Coordinates, keys: Coordinates, name: Hashable, make: Callabl
     # the keys are kept beside the result, so that their id means them as long as it is a key here
     result, _ = queries.cached((name, id(keys)), lambda: (make(), None if keys is queries else keys))
     return result
+
+
+def _constant(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """``numbers`` as a tensor, moved to ``device`` once and not in every pass."""
+    if torch.compiler.is_compiling():
+        return torch.tensor(numbers, dtype=dtype, device=device)
+    return _moved(numbers, dtype, device)
+
+
+@lru_cache(maxsize=64)
+def _moved(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):  # what is kept must serve training too
+        return torch.tensor(numbers, dtype=dtype, device=device)

@@ -11,15 +11,15 @@ from rich.console import Console
 
 from pellucid.errors import StorageError
 from pellucid.training.events import Event, Finished, Interrupted, Prepared, Resumed, Saved, Stepped, Validated, Warned
-from pellucid.training.monitors import Metrics, clock, console_listener, describe
+from pellucid.training.loggers import MetricsLog, clock, console_listener, describe
 from pellucid.training.validation import Validation
 
 STEP = Stepped(
     step=3,
     tokens=300,
-    count=100,
+    num_targets=100,
     loss=5.5,
-    rate=1e-3,
+    learning_rate=1e-3,
     grad_norm=0.75,
     epoch=0.1,
     seconds=0.5,
@@ -30,7 +30,7 @@ VALID = Validated(
     step=3,
     bits_per_byte=2.5,
     nats=400.0,
-    nats_per_token=5.0,
+    loss=5.0,
     tokens=80,
     bytes=200,
     documents=4,
@@ -46,19 +46,19 @@ OTHERS: list[Event] = [
 
 
 def test_steps_and_validations_are_lines_of_json(tmp_path: Path) -> None:
-    metrics = Metrics(tmp_path / "metrics.jsonl")
+    metrics = MetricsLog(tmp_path / "metrics.jsonl")
     for event in (STEP, VALID, *OTHERS, replace(STEP, step=4, loss=float("inf"))):
         metrics(event)
     text = (tmp_path / "metrics.jsonl").read_text()
     first, second, third = (json.loads(line, parse_constant=pytest.fail) for line in text.splitlines())
     assert first["kind"], second["kind"] == ("step", "validation")
-    assert (first["loss"], first["rate"], first["grad_norm"], first["count"]) == (5.5, 1e-3, 0.75, 100)
+    assert (first["loss"], first["learning_rate"], first["grad_norm"], first["num_targets"]) == (5.5, 1e-3, 0.75, 100)
     assert second["bits_per_byte"] == 2.5
     assert third["loss"] == "inf"
 
 
 def test_each_line_is_on_the_disk_when_the_call_returns(tmp_path: Path) -> None:
-    metrics = Metrics(tmp_path / "metrics.jsonl")
+    metrics = MetricsLog(tmp_path / "metrics.jsonl")
     for number in range(1, 4):
         metrics(STEP)
         assert (tmp_path / "metrics.jsonl").read_bytes().count(b"\n") == number
@@ -66,7 +66,7 @@ def test_each_line_is_on_the_disk_when_the_call_returns(tmp_path: Path) -> None:
 
 def test_truncating_keeps_the_lines_up_to_a_step(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    metrics = Metrics(path)
+    metrics = MetricsLog(path)
     metrics.truncate(3)
     assert not path.exists()
     for step in (1, 2, 3):
@@ -86,7 +86,7 @@ def test_a_full_disk_is_said(tmp_path: Path, room: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
     try:
         with pytest.raises(StorageError, match=r"cannot write .*metrics\.jsonl"):
-            Metrics(tmp_path / "metrics.jsonl")(STEP)
+            MetricsLog(tmp_path / "metrics.jsonl")(STEP)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
@@ -149,7 +149,7 @@ def test_time_left() -> None:
 
 @pytest.mark.parametrize("end", [b'{"kind": "st', b"\0\0\0\n", b"[]\n", b'{"kind": "step"}\n', b"[" * 9999 + b"\n"])
 def test_a_torn_end_is_forgotten_and_not_read(tmp_path: Path, end: bytes) -> None:
-    metrics = Metrics(tmp_path / "metrics.jsonl")
+    metrics = MetricsLog(tmp_path / "metrics.jsonl")
     assert list(metrics.records()) == []
     for event in (STEP, VALID):
         metrics(event)
@@ -163,7 +163,7 @@ def test_a_torn_end_is_forgotten_and_not_read(tmp_path: Path, end: bytes) -> Non
 
 
 def test_the_validation_at_the_end_is_read_back_exactly(tmp_path: Path) -> None:
-    metrics = Metrics(tmp_path / "metrics.jsonl")
+    metrics = MetricsLog(tmp_path / "metrics.jsonl")
     metrics(VALID)
     assert metrics.final(3) is None
     metrics(replace(VALID, final=True, nats=0.1 + 0.2))

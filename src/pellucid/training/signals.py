@@ -10,7 +10,7 @@ from typing import Any
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class Stopped(KeyboardInterrupt):
+class InterruptedBySignal(KeyboardInterrupt):
     """A signal that stopped a run at once."""
 
     def __init__(self, number: signal.Signals) -> None:
@@ -18,11 +18,11 @@ class Stopped(KeyboardInterrupt):
         self.signal = number
 
 
-class Interrupts:
+class SignalHandler:
     """While the block runs, signals come here; outside the main thread nothing is changed.
 
-    Until :meth:`begin` a signal raises :class:`Stopped`; after it the first one only sets :attr:`asked`, and the
-    second raises. What comes after one that raised is ignored, so that what was begun can be taken back.
+    Until :meth:`begin` a signal raises :class:`InterruptedBySignal`; after it the first one only sets :attr:`asked`,
+    and the second raises. What comes after one that raised is ignored, so that what was begun can be taken back.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Interrupts:
         self._stopped: signal.Signals | None = None
         self._before: dict[signal.Signals, Any] = {}
 
-    def __enter__(self) -> Interrupts:
+    def __enter__(self) -> SignalHandler:
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._ask) for number in SIGNALS}
         return self
@@ -46,7 +46,7 @@ class Interrupts:
     def begin(self) -> None:
         """From now on there is something to finish. One that came before and was swallowed on its way is raised."""
         if self._stopped is not None:
-            raise Stopped(self._stopped)
+            raise InterruptedBySignal(self._stopped)
         self._begun = True
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
@@ -56,4 +56,4 @@ class Interrupts:
             self.asked = signal.Signals(number)
             return
         self._stopped = signal.Signals(number)
-        raise Stopped(self._stopped)
+        raise InterruptedBySignal(self._stopped)

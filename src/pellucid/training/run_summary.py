@@ -14,7 +14,7 @@ from pellucid.messages import printable
 from pellucid.records import Cell, Table, number
 from pellucid.training import state
 from pellucid.training.lock import locked
-from pellucid.training.monitors import Metrics
+from pellucid.training.loggers import MetricsLog
 from pellucid.training.run_folder import RunFolder, checked_path
 
 T = TypeVar("T")
@@ -50,7 +50,7 @@ class RunSummary:
     config: Mapping[str, Any]
     measure: Literal["bits per byte", "loss"] = "bits per byte"
     """What ``best`` and ``final`` are."""
-    figures: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, Any] = field(default_factory=dict)
     """What the last validation found besides: ``{name: {"value": …, "baseline": …}}``."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def read_run(path: str | Path) -> RunSummary:
     problems: list[str] = []
     config = _tried(problems, lambda: read_mapping(run.config)) or {}
     counters = _tried(problems, lambda: _counters(run))
-    logged = _tried(problems, lambda: _Log(Metrics(run.metrics))) or _Log()
+    logged = _tried(problems, lambda: _Log(MetricsLog(run.metrics))) or _Log()
     problem = printable(problems[0]) if problems else None
     environment = run.environment()
     saved = None if counters is None else counters.step
@@ -118,7 +118,7 @@ def read_run(path: str | Path) -> RunSummary:
         problem=problem,
         config=config,
         measure=logged.measure,
-        figures=logged.figures,
+        metrics=logged.metrics,
     )
 
 
@@ -163,7 +163,7 @@ def _tried(problems: list[str], read: Callable[[], T]) -> T | None:
     return None
 
 
-def _counters(run: RunFolder) -> state.Counters | None:
+def _counters(run: RunFolder) -> state.TrainerState | None:
     """Those of the last checkpoint; the tensors are left unread."""
     last = run.read_pointer("last")
     return None if last is None else state.read_counters(last / state.FOLDER, tensors=False)
@@ -172,14 +172,14 @@ def _counters(run: RunFolder) -> state.Counters | None:
 class _Log:
     """What the log of a run comes to, in one pass over it."""
 
-    def __init__(self, metrics: Metrics | None = None) -> None:
+    def __init__(self, metrics: MetricsLog | None = None) -> None:
         self.steps = self.tokens = 0
         self.loss: float | None = None
         self.best: float | None = None
         self.final: float | None = None
         self.final_step = 0
         self.measure: Literal["bits per byte", "loss"] = "bits per byte"
-        self.figures: dict[str, Any] = {}
+        self.metrics: dict[str, Any] = {}
         for line in metrics.records() if metrics is not None else ():
             if line["kind"] == "step":
                 self.steps, self.tokens = _whole(line["step"]) or 0, _whole(line.get("tokens")) or 0
@@ -194,9 +194,9 @@ class _Log:
         """Bits per byte where the line has them, otherwise the loss."""
         if (bits := _real(line.get("bits_per_byte"))) is not None or "item" not in line:
             return bits
-        self.measure, figures = "loss", line.get("figures")
-        self.figures = figures if isinstance(figures, dict) else {}
-        return _real(line.get("nats_per_token"))
+        self.measure, metrics = "loss", line.get("metrics")
+        self.metrics = metrics if isinstance(metrics, dict) else {}
+        return _real(line.get("loss"))
 
 
 def _state(path: Path, problem: str | None, saved: int | None, logged: _Log) -> State:
@@ -209,7 +209,7 @@ def _state(path: Path, problem: str | None, saved: int | None, logged: _Log) -> 
     return "finished" if logged.final is not None and logged.final_step == saved >= logged.steps else "stopped"
 
 
-def _speed(counters: state.Counters | None) -> float | None:
+def _speed(counters: state.TrainerState | None) -> float | None:
     return counters.tokens / counters.training_seconds if counters and counters.training_seconds else None
 
 

@@ -18,13 +18,13 @@ from pellucid.errors import DataError
 from pellucid.generation import GenerationParams, generate_ids
 from pellucid.models.model import Model
 from pellucid.nn.losses import Loss
-from pellucid.training import objectives as words
+from pellucid.training import objectives
 from pellucid.training.config import TrainConfig
-from pellucid.training.figures import Figure, Validation
-from pellucid.training.judges import Judge, Judged, judge_of
+from pellucid.training.metrics import Metric, MetricSums, metric_of
 from pellucid.training.objectives import reads_text
 from pellucid.training.precision import Precision, autocast
-from pellucid.training.step import counted
+from pellucid.training.results import MetricValue, Validation
+from pellucid.training.step import num_targets
 
 _BATCHES_OF_TEXT, _BATCHES_OF_EXAMPLES = 64, 2048
 """How much training data a guess is learnt from, at most."""
@@ -33,7 +33,7 @@ _WRITTEN_TOGETHER = 16
 Watch = Callable[[Iterable[Batch]], Iterable[Batch]]
 
 
-class HeldOut:
+class Evaluator:
     """What validations of one run need: made once, used many times."""
 
     def __init__(
@@ -41,27 +41,27 @@ class HeldOut:
     ) -> None:
         """``loader`` gives training batches, ``rows(n)`` held-out ones of n documents (None: of all)."""
         self.config, self._loader, self._eos_id = config, loader, eos_id
-        self._sample, self._all = rows(config.validation.documents), rows(None)
-        self._judge: Judge | None = None
-        self.item = judge_of(config).item
+        self._sample, self._all = rows(config.evaluation.num_documents), rows(None)
+        self._metric: Metric | None = None
+        self.item = metric_of(config).item
 
     @property
-    def judge(self) -> Judge:
-        """The judge, who has seen the training data."""
-        if self._judge is None:
-            self._judge = judge_of(self.config)
-            self._judge.learn(self._training())
-        return self._judge
+    def metric(self) -> Metric:
+        """The metric, its baseline fitted to the training data."""
+        if self._metric is None:
+            self._metric = metric_of(self.config)
+            self._metric.fit_baseline(self._training())
+        return self._metric
 
     def validate(self, model: Model, *, final: bool, watch: Watch = iter) -> Validation:
         """Over the sample, or over everything and with targets written out. ``watch`` is given the batches."""
         loader = self._all if final else self._sample
-        precision = self.config.settled_precision
-        found = evaluate(model, watch(loader.one_epoch()), self.judge, len(loader.store), precision)
-        if final and self.config.validation.written and self._writes:
+        precision = self.config.resolved_precision
+        found = evaluate(model, watch(loader.one_epoch()), self.metric, len(loader.store), precision)
+        if final and self.config.evaluation.num_generated_samples and self._writes:
             written = self._written(model, watch)
             found = found._replace(
-                figures=(*found.figures, written), baseline=f"{found.baseline}; the most frequent target"
+                metrics=(*found.metrics, written), baseline=f"{found.baseline}; the most frequent target"
             )
         return found
 
@@ -69,8 +69,8 @@ class HeldOut:
     def _writes(self) -> bool:
         """Whether there are targets to write: of text alone, a random prefix has none worth comparing."""
         objective = self.config.objective
-        pairs = isinstance(objective, words.SequenceToSequence | words.SpanCorruption)
-        return pairs or (isinstance(objective, words.PrefixLM) and not reads_text(objective))
+        pairs = isinstance(objective, objectives.Seq2SeqConfig | objectives.SpanCorruptionConfig)
+        return pairs or (isinstance(objective, objectives.PrefixLMConfig) and not reads_text(objective))
 
     def _training(self) -> Iterator[Batch]:
         """All training batches once, or as many as the guess needs."""
@@ -79,27 +79,27 @@ class HeldOut:
             return self._loader.one_epoch()
         return map(self._loader.batch, range(most))
 
-    def _written(self, model: Model, watch: Watch) -> Figure:
+    def _written(self, model: Model, watch: Watch) -> MetricValue:
         """The share of targets that greedy decoding writes exactly."""
-        usual = Counter(tuple(target) for batch in self._training() for _, _, target in asked(batch))
+        usual = Counter(tuple(target) for batch in self._training() for _, _, target in generation_tasks(batch))
         guess = usual.most_common(1)[0][0] if usual else ()
-        every = (task for batch in watch(self._all.one_epoch()) for task in asked(batch))
-        tasks = islice(every, self.config.validation.written)
+        every = (task for batch in watch(self._all.one_epoch()) for task in generation_tasks(batch))
+        tasks = islice(every, self.config.evaluation.num_generated_samples)
         right = guessed = count = 0
         while some := list(islice(tasks, _WRITTEN_TOGETHER)):
-            right += sum(exactly(model, some, self._eos_id))
+            right += sum(exact_matches(model, some, self._eos_id))
             guessed += sum(tuple(target) == guess for _, _, target in some)
             count += len(some)
-        return Figure(f"exact match of {count}", right / max(count, 1), guessed / max(count, 1))
+        return MetricValue(f"exact match of {count}", right / max(count, 1), guessed / max(count, 1))
 
 
 @torch.no_grad()
 def evaluate(
-    model: Model, batches: Iterable[Batch], judge: Judge, documents: int, precision: Precision = "float32"
+    model: Model, batches: Iterable[Batch], metric: Metric, documents: int, precision: Precision = "float32"
 ) -> Validation:
-    """Loss and figures of ``model`` over labelled ``batches``."""
+    """Loss and metrics of ``model`` over labelled ``batches``."""
     device, was_training = model.device, model.training
-    sums, judged = torch.zeros(2, dtype=torch.float64, device=device), Judged(0.0)
+    sums, totals = torch.zeros(2, dtype=torch.float64, device=device), MetricSums(0.0)
     model.eval()
     try:
         for batch in batches:
@@ -108,23 +108,23 @@ def evaluate(
                 hidden = model(batch, want="hidden").hidden
                 loss: Loss = model.loss(hidden, batch)
                 sums += torch.stack([loss.total.double(), loss.count.double()])
-                if counted(batch):
-                    judged = Judged(*map(sum, zip(judged, judge.judge(model, hidden, batch), strict=True)))
+                if num_targets(batch):
+                    totals = MetricSums(*map(sum, zip(totals, metric.sums(model, hidden, batch), strict=True)))
     finally:
         model.train(was_training)
     nats, items = sums.tolist()
     if not items:
         raise DataError(f"{documents} held-out documents ask nothing; there is nothing to measure")
-    figures = [Figure(judge.loss, nats / items, judged.guess_nats / items)]
-    if judge.metric is not None:
-        figures.append(Figure(judge.metric, judged.right / items, judged.guess_right / items))
-    return Validation(nats, int(items), 0, documents, judge.item, tuple(figures), judge.baseline)
+    metrics = [MetricValue(metric.loss_name, nats / items, totals.baseline_loss / items)]
+    if metric.metric_name is not None:
+        metrics.append(MetricValue(metric.metric_name, totals.correct / items, totals.baseline_correct / items))
+    return Validation(nats, int(items), 0, documents, metric.item, tuple(metrics), metric.baseline)
 
 
 Task = tuple[list[int] | None, list[int], list[int]]
 
 
-def asked(batch: Batch) -> Iterator[Task]:
+def generation_tasks(batch: Batch) -> Iterator[Task]:
     """``(source, prompt, target)`` of each document: what is read, what is begun with, and what must follow."""
     for row, lengths in enumerate(batch.document_lengths):
         for segment in lengths:
@@ -141,7 +141,7 @@ def asked(batch: Batch) -> Iterator[Task]:
                 yield source, tokens[:begins], tokens[begins:]
 
 
-def exactly(model: Model, tasks: list[Task], eos_id: int | None = None) -> list[bool]:
+def exact_matches(model: Model, tasks: list[Task], eos_id: int | None = None) -> list[bool]:
     """Whether greedy decoding writes each target, the end token included where it has one."""
     ends = () if eos_id is None else (eos_id,)
     params = [GenerationParams(max_new_tokens=len(target), stop_token_ids=ends) for _, _, target in tasks]

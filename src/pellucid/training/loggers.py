@@ -28,13 +28,13 @@ from pellucid.training.events import (
     Validated,
     Warned,
 )
-from pellucid.training.figures import Validation, read_back
+from pellucid.training.results import Validation, read_back
 
 _SECONDS_BETWEEN_LINES = 10.0
 _LONGEST_LINE = 1 << 16
 
 
-class Metrics:
+class MetricsLog:
     """``metrics.jsonl``: one line a step and a validation, each written whole and at once."""
 
     def __init__(self, path: Path) -> None:
@@ -46,8 +46,8 @@ class Metrics:
             self._write({"kind": "step", **_fields(event, "routing", "item"), **routing})
         elif isinstance(event, Validated):
             found = {} if event.found is None else event.found.said()
-            told = {name: value for name, value in _fields(event, "found").items() if value is not None}
-            self._write({"kind": "validation", **told, **found})
+            broadcast = {name: value for name, value in _fields(event, "found").items() if value is not None}
+            self._write({"kind": "validation", **broadcast, **found})
 
     def _write(self, record: dict[str, Any]) -> None:
         line = (json.dumps(_plain(record)) + "\n").encode()
@@ -129,7 +129,7 @@ def _record(line: bytes) -> dict[str, Any] | None:
     return record if isinstance(record, dict) and {"kind", "step"} <= set(record) else None
 
 
-def told(listeners: Sequence[Listener]) -> Listener:
+def broadcast(listeners: Sequence[Listener]) -> Listener:
     """One listener that tells all of them."""
 
     def tell(event: Event) -> None:
@@ -165,7 +165,7 @@ def describe(event: Event, speed: float = 0.0) -> str:
             )
         case Stepped():
             return (
-                f"step {event.step}  loss {event.loss:.4f}  rate {event.rate:.2e}  "
+                f"step {event.step}  loss {event.loss:.4f}  rate {event.learning_rate:.2e}  "
                 f"gradient {event.grad_norm:.3f}  {speed:,.0f} {event.item}s/s  {clock(event.minutes_left)} left"
             )
         case Validated():
@@ -200,7 +200,7 @@ class _Speed:
         self._tokens = self._seconds = 0.0
 
     def add(self, event: Stepped) -> float:
-        self._tokens = 0.95 * self._tokens + event.count
+        self._tokens = 0.95 * self._tokens + event.num_targets
         self._seconds = 0.95 * self._seconds + event.seconds
         return self._tokens / self._seconds if self._seconds else 0.0
 

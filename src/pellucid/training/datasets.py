@@ -20,10 +20,10 @@ from pellucid.data.records import Record, holds_records, read_records
 from pellucid.data.schemas import RecordSchema, texts_in
 from pellucid.data.token_store import TokenStore
 from pellucid.data.tokenizer import Tokenizer
-from pellucid.training import objectives as words
+from pellucid.training import objectives
 from pellucid.training.config import TrainConfig
+from pellucid.training.objective_builder import form_of, objective_of, text_fields
 from pellucid.training.objectives import reads_text
-from pellucid.training.translate import form_of, objective_of, text_fields
 
 Sides = tuple[Corpus, Corpus]
 Warn = Callable[[str], None]
@@ -38,7 +38,7 @@ def training_texts(config: TrainConfig, train: Corpus) -> Iterator[str]:
     fields = [field for field in form.fields if field in text_fields(config.objective)]
 
     def wanted(name: str) -> bool:
-        return config.data.heldout_source is not None or split_of(name, config.data.heldout_share) == "train"
+        return config.data.heldout_source is not None or split_of(name, config.data.heldout_fraction) == "train"
 
     for file in train.files:
         for record in read_records(file, fields, wanted) if holds_records(file) else ():
@@ -46,7 +46,7 @@ def training_texts(config: TrainConfig, train: Corpus) -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class Material:
+class RunDatasets:
     """Both sides of a run's data behind one tokenizer."""
 
     config: TrainConfig
@@ -90,8 +90,8 @@ class Material:
 
     def heldout_loader(self, most: int | None) -> Loader:
         """Held-out rows to go through once: of ``most`` documents (None: all), always the same, with the same dice."""
-        rows = max(self.config.validation.batch_tokens // self.config.data.length, 1)
-        if isinstance(self.config.objective, words.Contrastive):
+        rows = max(self.config.evaluation.batch_tokens // self.config.data.max_length, 1)
+        if isinstance(self.config.objective, objectives.ContrastiveConfig):
             rows = self.config.batch_size  # a text is told from those of its batch: as many as in training
         return Loader(sample(self.heldout, most), **self._settings | {"batch_size": rows})
 
@@ -106,30 +106,30 @@ class Material:
 
     @property
     def _ends(self) -> bool:
-        return not isinstance(self.config.objective, words.SpanCorruption)
+        return not isinstance(self.config.objective, objectives.SpanCorruptionConfig)
 
     @property
     def _settings(self) -> dict[str, Any]:
         settings = self.config.data
         return {
-            "length": settings.length,
-            "source_length": settings.source_length,
+            "length": settings.max_length,
+            "source_length": settings.max_source_length,
             "seed": self.config.seed,
             "objective": self.objective,
         }
 
     def _examples(self, source: Any, split: str, form: RecordSchema) -> Examples:
         settings = self.config.data
-        found = open_examples(source, form, self.tokenizer, split=split, heldout_share=settings.heldout_share)
+        found = open_examples(source, form, self.tokenizer, split=split, heldout_share=settings.heldout_fraction)
         if not found.whole:
             return found
-        lengths = [("data.length", settings.length // found.together, found.store)]
+        lengths = [("data.max_length", settings.max_length // found.together, found.store)]
         if found.source is not None:
-            lengths.append(("data.source_length", settings.source_length or settings.length, found.source))
+            lengths.append(("data.max_source_length", settings.max_source_length or settings.max_length, found.source))
         for name, length, store in lengths:
             if longer := int((store.lengths > length).sum()):
                 self.warn(f"{longer} of {len(store)} examples ({split}) are cut to the {length} tokens of {name}")
-        return found.cut(settings.length, settings.source_length or settings.length)
+        return found.cut(settings.max_length, settings.max_source_length or settings.max_length)
 
 
 def _texts(record: Record, field: str) -> list[str]:
@@ -174,7 +174,7 @@ def open_data(config: TrainConfig) -> Sides:
     """The corpora whose ``train`` and ``heldout`` sides are used."""
     settings = config.data
     if settings.heldout_source is None:
-        corpus = open_corpus(settings.source, text_field=settings.text_field, heldout_share=settings.heldout_share)
+        corpus = open_corpus(settings.source, text_field=settings.text_field, heldout_share=settings.heldout_fraction)
         return corpus, corpus
     return (
         open_corpus(settings.source, text_field=settings.text_field, heldout_share=0.0),

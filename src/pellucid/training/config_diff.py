@@ -12,7 +12,7 @@ from pellucid.configfile.yaml import yaml_repr
 _MOST = 3
 
 
-class Difference(NamedTuple):
+class ConfigDifference(NamedTuple):
     """One value, under a path such as ``model.layers[0]``."""
 
     path: str
@@ -25,12 +25,12 @@ class Difference(NamedTuple):
         return self.path.partition(".")[0].partition("[")[0]
 
 
-def differences(was: Config, now: Config, name: str = "") -> list[Difference]:
+def differences(was: Config, now: Config, name: str = "") -> list[ConfigDifference]:
     """Every value that is not the same in both, in the order of the fields."""
     return list(_walk(was.model_dump(), now.model_dump(), name))
 
 
-def told(found: Sequence[Difference]) -> str:
+def told(found: Sequence[ConfigDifference]) -> str:
     """The first few in words."""
     words = [f"{path}: was {plain(was)}, is {plain(now)}" for path, was, now in found[:_MOST]]
     if len(found) > _MOST:
@@ -43,7 +43,7 @@ def plain(value: Any) -> str:
     return value[:80] if isinstance(value, str) and value.isprintable() and value else yaml_repr(value)
 
 
-def _walk(was: Any, now: Any, name: str) -> Iterator[Difference]:
+def _walk(was: Any, now: Any, name: str) -> Iterator[ConfigDifference]:
     if isinstance(was, Mapping) and isinstance(now, Mapping):
         for key in dict.fromkeys((*was, *now)):
             yield from _walk(was.get(key), now.get(key), f"{name}.{key}" if name else str(key))
@@ -51,4 +51,4 @@ def _walk(was: Any, now: Any, name: str) -> Iterator[Difference]:
         for index, (a, b) in enumerate(zip_longest(was, now)):
             yield from _walk(a, b, f"{name}[{index}]")
     elif was != now:
-        yield Difference(name, was, now)
+        yield ConfigDifference(name, was, now)

@@ -21,61 +21,61 @@ from pellucid.models.devices import why_unusable
 from pellucid.models.encoder_decoder import EncoderDecoder
 from pellucid.models.model import Model
 from pellucid.training import state
-from pellucid.training.allocator import keep_pages
 from pellucid.training.config import TrainConfig
+from pellucid.training.datasets import RunDatasets, open_data, training_texts
 from pellucid.training.environment import NAME as ENVIRONMENT
 from pellucid.training.environment import changes, listing, other_circumstances, recorded_data
-from pellucid.training.heldout import HeldOut
-from pellucid.training.material import Material, open_data, training_texts
-from pellucid.training.objectives import NextToken, SpanCorruption
-from pellucid.training.optim import Optimizers, make_optimizers
-from pellucid.training.precision import fastest
+from pellucid.training.evaluation import Evaluator
+from pellucid.training.malloc import keep_freed_memory
+from pellucid.training.objective_builder import corrupted_lengths, special_tokens
+from pellucid.training.objectives import CausalLMConfig, SpanCorruptionConfig
+from pellucid.training.optim import OptimizerSet, make_optimizers
+from pellucid.training.precision import fastest_precision
 from pellucid.training.run_folder import RunFolder
-from pellucid.training.translate import corrupted_lengths, special_tokens
 
 _OPTIMIZER_SHARE = 2  # AdamW remembers two numbers for each weight
 
 
 @dataclass
-class Parts:
+class RunComponents:
     """What a run consists of."""
 
     heldout: Corpus
     sample: list[Document]
     """The held-out documents of validations on the way, where these are in bits per byte."""
-    judged: HeldOut | None
+    evaluator: Evaluator | None
     """How validations go of any other objective than the next token."""
     classes: tuple[str, ...]
     """The names of the classes, in order, where something is classified."""
     tokenizer: Tokenizer
     loader: Loader
     model: Model
-    optimizers: Optimizers
-    counters: state.Counters
+    optimizers: OptimizerSet
+    counters: state.TrainerState
     facts: dict[str, Any]
     """What ``environment.json`` is to say of all this."""
 
 
-def prepare(config: TrainConfig, run: RunFolder, last: Path | None, warn: Callable[[str], None]) -> Parts:
+def prepare(config: TrainConfig, run: RunFolder, last: Path | None, warn: Callable[[str], None]) -> RunComponents:
     """Open the data, make or load tokenizer and model, and go on from ``last``; nothing is written."""
     set_up_process(config)
     sides = train, heldout = open_data(config)
-    by_bytes = isinstance(config.objective, NextToken)
-    sample = draw(heldout, config.validation.documents) if by_bytes else []
+    by_bytes = isinstance(config.objective, CausalLMConfig)
+    sample = draw(heldout, config.evaluation.num_documents) if by_bytes else []
     tokenizer = make_tokenizer(config, train) if last is None else Tokenizer.load(last / store.TOKENIZER)
     _check_fit(config, tokenizer)
-    material = Material(config, sides, tokenizer, warn)
+    material = RunDatasets(config, sides, tokenizer, warn)
     loader = material.loader()
     model = build(config.model, seed=config.seed, device=config.device)
-    model.gradient_checkpointing = config.checkpoint_activations
-    model.label_smoothing = config.label_smoothing
+    model.gradient_checkpointing = config.gradient_checkpointing
+    model.label_smoothing = config.label_smoothing_factor
     _check_lengths(config, model)
-    judged = None if by_bytes else HeldOut(config, loader, material.heldout_loader, tokenizer.eos_id)
+    evaluator = None if by_bytes else Evaluator(config, loader, material.heldout_loader, tokenizer.eos_id)
     optimizers = make_optimizers(model, config.optimizer)
     run.refuse_without_room(_checkpoint_size(model))
-    data = described_data(material, loader)
+    data = data_digests(material, loader)
     compare_environment(run, data, last, warn)
-    counters = state.Counters() if last is None else go_on(last, model, loader, optimizers)
+    counters = state.TrainerState() if last is None else restore_checkpoint(last, model, loader, optimizers)
     facts = {
         "seed": config.seed,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
@@ -83,16 +83,16 @@ def prepare(config: TrainConfig, run: RunFolder, last: Path | None, warn: Callab
         "tokenizer": tokenizer.digest(),
     }
     classes = material.classes
-    return Parts(heldout, sample, judged, classes, tokenizer, loader, model, optimizers, counters, facts)
+    return RunComponents(heldout, sample, evaluator, classes, tokenizer, loader, model, optimizers, counters, facts)
 
 
-def settled(config: TrainConfig) -> TrainConfig:
+def resolve_auto(config: TrainConfig) -> TrainConfig:
     """The config with everything decided that was left to this machine."""
-    if config == config.settled("float32"):
+    if config == config.resolve_auto("float32"):
         return config
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
-    return config.settled(fastest(config.device))
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    return config.resolve_auto(fastest_precision(config.device))
 
 
 def refuse_missing_device(name: str) -> None:
@@ -101,7 +101,7 @@ def refuse_missing_device(name: str) -> None:
         raise ConfigError(f"device {name!r} cannot be used here ({reason}); choose cpu, or one that torch offers")
 
 
-def go_on(last: Path, model: Model, loader: Loader, optimizers: Optimizers) -> state.Counters:
+def restore_checkpoint(last: Path, model: Model, loader: Loader, optimizers: OptimizerSet) -> state.TrainerState:
     """Put model, loader, optimizers and random generators back to where ``last``, which is whole, was saved."""
     stored, own = store.load(last).model.state_dict(), model.state_dict()
     if odd := next((name for name in own if stored[name].dtype != own[name].dtype), None):
@@ -117,9 +117,9 @@ def go_on(last: Path, model: Model, loader: Loader, optimizers: Optimizers) -> s
 
 def set_up_process(config: TrainConfig) -> None:
     """Threads, allocator and random generators, which belong to the whole process."""
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
-    keep_pages()
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    keep_freed_memory()
     state.seed_all(config.seed)
 
 
@@ -143,7 +143,7 @@ def make_tokenizer(config: TrainConfig, train: Corpus) -> Tokenizer:
     )
 
 
-def described_data(material: Material, loader: Loader) -> dict[str, str]:
+def data_digests(material: RunDatasets, loader: Loader) -> dict[str, str]:
     """Digests of the data, and of its files one by one."""
     train, heldout = material.sides
     said = material.digests(loader) | {"files": listing(train)}
@@ -199,13 +199,13 @@ def _check_fit(config: TrainConfig, tokenizer: Tokenizer) -> None:
 
 
 def _check_lengths(config: TrainConfig, model: Model) -> None:
-    most, source = model.max_length, config.data.source_length or config.data.length
-    lengths = [("data.length", config.data.length, most)]
-    if isinstance(config.objective, SpanCorruption):
-        source, cut_out = corrupted_lengths(config.objective, config.data.length)
-        lengths = [("what is cut out of data.length", cut_out, most)]
-    if isinstance(config.objective, NextToken):
-        lengths.append(("validation.length", config.window[0], most))
+    most, source = model.max_length, config.data.max_source_length or config.data.max_length
+    lengths = [("data.max_length", config.data.max_length, most)]
+    if isinstance(config.objective, SpanCorruptionConfig):
+        source, cut_out = corrupted_lengths(config.objective, config.data.max_length)
+        lengths = [("what is cut out of data.max_length", cut_out, most)]
+    if isinstance(config.objective, CausalLMConfig):
+        lengths.append(("evaluation.max_length", config.window[0], most))
     if isinstance(model, EncoderDecoder):
         lengths.append(("the source", source, model.max_source_length))
     for name, length, limit in lengths:

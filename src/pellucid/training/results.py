@@ -6,7 +6,7 @@ import math
 from typing import Any, NamedTuple
 
 
-class Figure(NamedTuple):
+class MetricValue(NamedTuple):
     """A number, and what is reached without looking: a constant answer, taken from the training data."""
 
     name: str
@@ -29,7 +29,7 @@ class Validation(NamedTuple):
     """Of the text; 0 where not all of it is predicted, so that bits per byte would mean nothing."""
     documents: int
     item: str = "token"
-    figures: tuple[Figure, ...] = ()
+    metrics: tuple[MetricValue, ...] = ()
     """The first is the loss of an item."""
     baseline: str = ""
     """What the baselines are, in words."""
@@ -53,14 +53,14 @@ class Validation(NamedTuple):
         """In a few words."""
         if self.bytes:
             return f"{self.bits_per_byte:.4f} bits/byte"
-        return ", ".join(map(str, self.figures)) or f"{self.loss:.4f} a {self.item}"
+        return ", ".join(map(str, self.metrics)) or f"{self.loss:.4f} a {self.item}"
 
     def said(self) -> dict[str, Any]:
         """What belongs in the log besides the sums; nothing for bits per byte."""
         if self.bytes:
             return {}
-        figures = {figure.name: {"value": figure.value, "baseline": figure.baseline} for figure in self.figures}
-        return {"item": self.item, "figures": figures, "baseline": self.baseline}
+        metrics = {metric.name: {"value": metric.value, "baseline": metric.baseline} for metric in self.metrics}
+        return {"item": self.item, "metrics": metrics, "baseline": self.baseline}
 
 
 def read_back(line: dict[str, Any]) -> Validation | None:
@@ -73,18 +73,18 @@ def read_back(line: dict[str, Any]) -> Validation | None:
         return None
     if size:
         return Validation(nats, tokens, size, documents)
-    item, baseline, figures = line.get("item"), line.get("baseline"), line.get("figures")
-    if not isinstance(item, str) or not isinstance(baseline, str) or not isinstance(figures, dict):
+    item, baseline, metrics = line.get("item"), line.get("baseline"), line.get("metrics")
+    if not isinstance(item, str) or not isinstance(baseline, str) or not isinstance(metrics, dict):
         return None
-    found = [_figure(name, value) for name, value in figures.items()]
-    known = tuple(figure for figure in found if figure is not None)
+    found = [_metric(name, value) for name, value in metrics.items()]
+    known = tuple(metric for metric in found if metric is not None)
     return Validation(nats, tokens, 0, documents, item, known, baseline) if len(known) == len(found) else None
 
 
-def _figure(name: str, said: Any) -> Figure | None:
+def _metric(name: str, said: Any) -> MetricValue | None:
     if not isinstance(said, dict):
         return None
     value, baseline = said.get("value"), said.get("baseline")
     if type(value) is not float or (baseline is not None and type(baseline) is not float):
         return None
-    return Figure(name, value, baseline)
+    return MetricValue(name, value, baseline)

@@ -19,7 +19,7 @@ _MMAP_FROM = 2**30
 _OWN_SETTINGS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "GLIBC_TUNABLES")
 
 
-def keep_pages() -> bool:
+def keep_freed_memory() -> bool:
     """Keep freed blocks below 1 GiB in the process; whether that was done.
 
     It is not done where the C library is another one, or where the environment already sets these.
