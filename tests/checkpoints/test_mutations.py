@@ -126,7 +126,7 @@ FELT_BY = {
     "packed": {"SentenceEmbeddingHeadConfig.temperature"},
     "strong": {"ClampedGatedFFNConfig.limit"},
     "stream": {"ModelConfig.residual_dtype", "TransformerConfig.residual_dtype"},
-    "lengths": {"DynamicNTKScalingConfig.original_max_position_embeddings", "LongRopeScalingConfig.long"},
+    "lengths": {"DynamicNTKScalingConfig.original_max_position_embeddings", "LongRopeScalingConfig.long_factor"},
 }  # fmt: skip
 
 
