@@ -4,7 +4,7 @@
         [--seconds 120] [--redo] [--write]
 
 Each class is built from a tiny config and audited in a process of its own, with a time and a memory limit.
-What was found is kept in docs/verdicts.jsonl: run again, only gaps are filled (checks that are new among them).
+The rows are stored in docs/verdicts.jsonl: run again, it audits only what is missing there (new checks, for example).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def classes() -> list[tuple[str, str, str]]:
             for model_type, name in getattr(modeling_auto, mapping).items()]  # fmt: skip
 
 
-def built(kind: str, model_type: str, class_name: str) -> Any:
+def tiny(kind: str, model_type: str, class_name: str) -> Any:
     """The class over a tiny config, with weights that matter."""
     import transformers
 
@@ -51,7 +51,7 @@ def built(kind: str, model_type: str, class_name: str) -> Any:
     return tiny_model(getattr(transformers, class_name), kind)
 
 
-def audited(kind: str, model_type: str, class_name: str, checks: list[str]) -> dict[str, Any]:
+def audit_class(kind: str, model_type: str, class_name: str, checks: list[str]) -> dict[str, Any]:
     """One row: what was found, or why nothing could be."""
     row: dict[str, Any] = {"kind": kind, "type": model_type, "class": class_name}
     start = time.perf_counter()
@@ -59,30 +59,30 @@ def audited(kind: str, model_type: str, class_name: str, checks: list[str]) -> d
         from pellucid.audits.probes.hf_detect import probe_for_hf
         from pellucid.audits.run import audit
 
-        probe = probe_for_hf(built(kind, model_type, class_name))
+        probe = probe_for_hf(tiny(kind, model_type, class_name))
         if probe is None:
-            raise TypeError("its forward takes no input_ids, so it is not asked by text alone")
+            raise TypeError("its forward takes no input_ids, so text alone cannot be given")
         report = audit(probe.module, probe, checks, length=LENGTH)
     except BaseException as error:  # noqa: BLE001 (the row says what it was)
         place = traceback.extract_tb(error.__traceback__)[-1]
-        said = " ".join(str(error).split())[:200]
-        row["failed"] = f"{type(error).__name__}: {said} ({Path(place.filename).name}:{place.lineno})"
+        text = " ".join(str(error).split())[:200]
+        row["failed"] = f"{type(error).__name__}: {text} ({Path(place.filename).name}:{place.lineno})"
     else:
         row["verdicts"] = report.verdicts
-        row["said"] = [
+        row["findings"] = [
             {"check": f.check, "status": f.status, "case": f.case, "message": f.message[:300],
              "where": str(f.where or ""), "decided": f.decided}
             for f in report.findings if f.status not in ("pass", "not_applicable")
         ]  # fmt: skip
         row["rules"] = [rule.describe() for rule in probe.rules]
-        row["declared"], row["can"] = probe.rules_declared, sorted(probe.capabilities)
+        row["rules_declared"], row["capabilities"] = probe.rules_declared, sorted(probe.capabilities)
         row["sides"] = list(probe.sides)
     row["seconds"] = round(time.perf_counter() - start, 1)
     return row
 
 
-def in_a_process(kind: str, model_type: str, class_name: str, checks: list[str], seconds: int) -> dict[str, Any]:
-    """``audited`` in a child that may crash, hang or eat memory."""
+def audit_in_process(kind: str, model_type: str, class_name: str, checks: list[str], seconds: int) -> dict[str, Any]:
+    """``audit_class`` in a child that may crash, hang or eat memory."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -93,7 +93,7 @@ def in_a_process(kind: str, model_type: str, class_name: str, checks: list[str],
         with os.fdopen(writer, "w") as out, open(os.devnull, "w") as nothing:
             os.dup2(nothing.fileno(), 1)
             os.dup2(nothing.fileno(), 2)
-            json.dump(audited(kind, model_type, class_name, checks), out)
+            json.dump(audit_class(kind, model_type, class_name, checks), out)
         os._exit(0)
     os.close(writer)
     killer = time.monotonic() + seconds + 20
@@ -130,7 +130,7 @@ def versions() -> dict[str, str]:
     return {"transformers": transformers.__version__, "torch": torch.__version__}
 
 
-def kept() -> dict[tuple[str, str], dict[str, Any]]:
+def cached_rows() -> dict[tuple[str, str], dict[str, Any]]:
     """The rows of the cache that belong to the installed versions; the last one of a class counts."""
     rows = {}
     if CACHE.exists():
@@ -141,22 +141,22 @@ def kept() -> dict[tuple[str, str], dict[str, Any]]:
     return rows
 
 
-def filled(only: set[str], wanted: set[str], redo: bool, seconds: int, share: int, shares: int) -> None:
+def audit_missing(only: set[str], names: set[str], redo: bool, seconds: int, share: int, shares: int) -> None:
     """Audit what is missing from the cache, class by class."""
     from pellucid.audits.checks import CHECKS
 
-    rows, asked = kept(), [check for check in CHECKS if not wanted or check in wanted]
+    rows, every = cached_rows(), [check for check in CHECKS if not names or check in names]
     for number, (kind, model_type, name) in enumerate(classes()):
         if number % shares != share or (only and model_type not in only and kind not in only):
             continue
         old = rows.get((kind, model_type), {})
-        checks = [check for check in asked if redo or check not in old.get("verdicts", {})]
+        checks = [check for check in every if redo or check not in old.get("verdicts", {})]
         if not checks or ("failed" in old and not redo and not only):
             continue
-        row = in_a_process(kind, model_type, name, checks, seconds)
+        row = audit_in_process(kind, model_type, name, checks, seconds)
         if "verdicts" in row and "verdicts" in old:
             row["verdicts"] = old["verdicts"] | row["verdicts"]
-            row["said"] = [said for said in old["said"] if said["check"] not in checks] + row["said"]
+            row["findings"] += [finding for finding in old["findings"] if finding["check"] not in checks]
         row["versions"], row["date"] = versions(), datetime.date.today().isoformat()
         with CACHE.open("a") as out:  # one write: several may append
             out.write(json.dumps(row, ensure_ascii=False) + "\n")
@@ -174,7 +174,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=SECONDS, help="the most that one class may take")
     parser.add_argument("--redo", action="store_true", help="audit again what is in the cache")
     parser.add_argument("--write", action="store_true", help="only write the page from the cache")
-    chosen = parser.parse_args()
+    args = parser.parse_args()
     os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "critical"}
     warnings.simplefilter("ignore")
     sys.path.insert(0, str(HERE))
@@ -185,22 +185,22 @@ def main() -> None:
     import pellucid.audits.run  # noqa: F401
 
     torch.set_num_threads(1)
-    if not chosen.write:
+    if not args.write:
         children = []
-        for share in range(chosen.jobs):
+        for share in range(args.jobs):
             child = os.fork()
             if child == 0:
-                only, wanted = (set(filter(None, names.split(","))) for names in (chosen.only, chosen.checks))
-                filled(only, wanted, chosen.redo, chosen.seconds, share, chosen.jobs)
+                only, names = (set(filter(None, text.split(","))) for text in (args.only, args.checks))
+                audit_missing(only, names, args.redo, args.seconds, share, args.jobs)
                 os._exit(0)
             children.append(child)
         for child in children:
             os.waitpid(child, 0)
-        CACHE.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept().values()))
+        CACHE.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in cached_rows().values()))
     from verdicts_page import page
 
-    PAGE.write_text(page(kept(), classes(), REPRODUCERS, versions()))
-    counts = Counter("built" if "verdicts" in row else "not built" for row in kept().values())
+    PAGE.write_text(page(cached_rows(), classes(), REPRODUCERS, versions()))
+    counts = Counter("built" if "verdicts" in row else "not built" for row in cached_rows().values())
     print(f"{PAGE.name}: {dict(counts)}")
 
 

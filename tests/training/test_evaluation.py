@@ -19,7 +19,7 @@ from pellucid.models.config import ModelConfig
 from pellucid.models.decoder import Decoder
 from pellucid.nn import losses
 from pellucid.nn.losses import Loss
-from pellucid.training.validation import Window, bits_per_byte, score, windows
+from pellucid.training.evaluation import Window, bits_per_byte, score, windows
 
 
 class Spy(nn.Module):

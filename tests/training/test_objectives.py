@@ -161,7 +161,7 @@ def test_labels_are_smoothed_in_training_alone(tmp_path: Path) -> None:
     words = job("classification", tmp_path / "data")
     plain, smoothed = (prepared(words, tmp_path, label_smoothing_factor=part) for part in (0.0, 0.5))
     batch = plain.loader.batch(0)
-    assert smoothed.evaluator.validate(smoothed.model, final=True) == plain.evaluator.validate(plain.model, final=True)
+    assert smoothed.evaluator.evaluate(smoothed.model, final=True) == plain.evaluator.evaluate(plain.model, final=True)
     losses = [float(parts.model.train()(batch, want="loss").loss.total.detach()) for parts in (plain, smoothed)]
     assert losses[0] != losses[1]
 
@@ -261,4 +261,4 @@ def test_heldout_examples_of_their_own(tmp_path: Path) -> None:
     parts = prepared(words, tmp_path)
     assert parts.evaluator is not None
     assert len(parts.loader.store) == 160
-    assert parts.evaluator.validate(parts.model, final=True).documents == 160
+    assert parts.evaluator.evaluate(parts.model, final=True).documents == 160

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pellucid.checkpoints.contract import Contract, TextContract, config_of, contract_of, stored_tensors
-from pellucid.checkpoints.files import digest, new_folder
+from pellucid.checkpoints.files import digest, new_folder, write_text
 from pellucid.checkpoints.fingerprint import check_live, witness_of
 from pellucid.checkpoints.folder import (
     BESIDE,
@@ -35,7 +35,19 @@ from pellucid.models.devices import why_unusable
 from pellucid.models.model import Model
 from pellucid.probe import Probe
 
-__all__ = ["CONTRACT", "TOKENIZER", "WEIGHTS", "Check", "Checkpoint", "Proof", "digest", "load", "save", "write"]
+__all__ = [
+    "CONTRACT",
+    "TOKENIZER",
+    "WEIGHTS",
+    "Check",
+    "Checkpoint",
+    "Proof",
+    "add_witness",
+    "digest",
+    "load",
+    "save",
+    "write",
+]
 
 WEIGHTS = SINGLE
 
@@ -136,6 +148,25 @@ def write(
     digests |= {name: digest(folder / name) for name in BESIDE if (folder / name).exists()}
     contract = contract_of(model, config, text=text, digests=digests, witness=witness)
     (folder / CONTRACT).write_text(contract.to_text(), encoding="utf-8")
+
+
+def add_witness(path: Path, model: nn.Module, tokenizer: Tokenizer | None = None) -> None:
+    """Add a witness to a folder that was saved with ``prove="digests"`` from ``model`` and ``tokenizer``.
+
+    A folder that has one already stays as it is. The contract is replaced in one step.
+
+    Raises:
+        CheckpointError: the disk refuses, or the model is not what its config describes.
+    """
+    folder = open_folder(path)
+    if folder.contract.witness is not None:
+        return
+    stored, tied = stored_tensors(model)
+    witness = witness_of(config := config_of(model), lambda name: stored[name].detach(), tied)
+    check_live(model, config, witness)
+    if tokenizer is not None:
+        witness = witness.model_copy(update={"text": tokenizer_fingerprint(tokenizer, folder.template)})
+    write_text(path / CONTRACT, folder.contract.model_copy(update={"witness": witness}).to_text())
 
 
 def load(
