@@ -15,6 +15,7 @@ from pellucid.checkpoints.probe_set import WitnessProbe, probes_of
 from pellucid.checkpoints.store import CONTRACT
 from pellucid.errors import CheckpointError
 from pellucid.models import Decoder, Encoder, EncoderDecoder, Model
+from pellucid.nn.attend import AttentionOptions
 from pellucid.nn.moe import SigmoidRouter
 
 SPREAD = [
@@ -193,8 +194,14 @@ def test_nothing_else_may_be_of_another_type(tmp_path: Path) -> None:
 
 CHANGED: dict[str, tuple[str, Any]] = {
     "another pooling": ("encoder: regression", lambda m: setattr(m.regressor, "pooling", "last")),
-    "a memory read backwards": ("both: t5", lambda m: setattr(m.layers[0].cross_attention, "scale", 9.0)),
-    "an encoder that sees less": ("both: t5", lambda m: setattr(m.encoder.layers[1].attention, "scale", 9.0)),
+    "a memory read backwards": (
+        "both: t5",
+        lambda m: setattr(m.layers[0].cross_attention, "options", AttentionOptions(scale=9.0)),
+    ),
+    "an encoder that sees less": (
+        "both: t5",
+        lambda m: setattr(m.encoder.layers[1].attention, "options", AttentionOptions(scale=9.0)),
+    ),
     "another capacity": (
         "decoder: latent, queries of one step, crowded experts",
         lambda m: [setattr(block.ffn, "expert_capacity", 0) for block in m.layers],

@@ -20,6 +20,7 @@ from pellucid.checkpoints.store import CONTRACT
 from pellucid.errors import CheckpointError
 from pellucid.models import build
 from pellucid.nn import cache as caches
+from pellucid.nn.attend import AttentionOptions
 from pellucid.nn.positions import Rotary
 
 # ---------------------------------------------------------------- the probes
@@ -274,7 +275,7 @@ def test_dropout_is_portable_and_seen_at_each_site(site: str) -> None:
 
 def test_a_model_that_does_something_else_than_its_config_says_is_not_saved(tmp_path: Path) -> None:
     model = tiny_model(dtype=torch.float32)
-    model.layers[0].attention.scale = 5.0
+    model.layers[0].attention.options = AttentionOptions(scale=5.0)
     with pytest.raises(CheckpointError, match=r"differs from what its config describes by .* on the probe 'plain'"):
         save(tmp_path / "a", model)
     assert not (tmp_path / "a").exists()

@@ -31,7 +31,7 @@ from pellucid.data.chat import ChatTemplate
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import CheckpointError
 from pellucid.messages import repr_short
-from pellucid.models.devices import why_unusable
+from pellucid.models.build import why_unusable
 from pellucid.models.model import Model
 from pellucid.probe import Probe
 
