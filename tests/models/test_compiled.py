@@ -42,6 +42,7 @@ run([row(9), row(9, 9), row(9, 3)])
 run([row(3), row(8)])
 run([row(4), row(9)], side="left")
 run([row(3), row(5), row(2)], packed=True)
+run([row(4), row(5), row(2)], packed=True)  # a single row is a size of its own to torch, so two lengths of it
 run([row(4), row(5), row(3), row(6)])
 known = counter.frame_count
 assert known > 3

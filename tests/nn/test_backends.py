@@ -350,6 +350,19 @@ def test_one_number_that_is_not_finite_is_loud_for_those_who_see_it(backend, bad
     assert torch.equal(out[0, [0, 3, 4, 5]], clean[0, [0, 3, 4, 5]])
 
 
+@pytest.mark.parametrize(("queries", "rule"), [(TEN, causal()), (TEN, full()), (NEXT, causal())], ids=str)
+def test_where_no_mask_is_needed_none_is_made_for_what_is_not_finite(queries, rule, monkeypatch):
+    q, k, v = drawn(queries, TEN)
+    k[0, 4, 0, 0] = math.nan
+    settings = {"rule": rule, "q_coords": queries, "k_coords": TEN}
+    expected = attend(q, k, v, options=AttentionOptions(backend="reference"), **settings)
+    monkeypatch.setattr(type(rule), "mask", lambda *_: pytest.fail("a mask was made"))
+    got = attend(q, k, v, options=AttentionOptions(backend="sdpa"), **settings)
+    torch.testing.assert_close(got, expected, atol=1e-10, rtol=0, equal_nan=True)
+    assert got[0].isnan().any()
+    assert not got[1].isnan().any()
+
+
 @pytest.mark.parametrize("backend", [*BACKENDS, "auto"])
 def test_values_may_be_of_another_size(backend):
     places = halves(3)

@@ -52,7 +52,11 @@ class SDPACall:
             out_BTNU = torch.where(self.seeing[:, :, None, None], out_BTNU, zero)
         if self.bad is None:
             return out_BTNU
-        return propagate_nan(out_BTNU, self.bad, self.call.rule.mask(self.call.q_coords, self.call.k_coords))
+        if self.arguments["attn_mask"] is not None:
+            return propagate_nan(out_BTNU, self.bad, self.call.rule.mask(self.call.q_coords, self.call.k_coords))
+        # what the kernel needed no mask for needs none here: all keys up to the query, or all there are
+        sees_bad_BS = self.bad.cumsum(1) > 0 if self.arguments["is_causal"] else self.bad.any(1, keepdim=True)
+        return out_BTNU.masked_fill(sees_bad_BS[:, :, None, None], float("nan"))
 
 
 def prepare(call: AttentionInputs) -> SDPACall:
