@@ -8,9 +8,8 @@ import torch
 
 from pellucid.audits.checks.check import Check
 from pellucid.audits.engine.context import AuditContext
-from pellucid.audits.engine.decision import Index
+from pellucid.audits.engine.decision import LENGTHS, Index, as_alone, find_cause, not_moved, rows_of
 from pellucid.audits.engine.deviation import TargetRun
-from pellucid.audits.engine.row_layouts import LENGTHS, as_alone, find_cause, not_moved, rows_of
 from pellucid.batch import Batch
 from pellucid.records import Finding, Location
 

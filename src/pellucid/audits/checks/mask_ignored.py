@@ -10,10 +10,9 @@ from torch import Tensor
 
 from pellucid.audits.checks.check import Check
 from pellucid.audits.engine.context import AuditContext
-from pellucid.audits.engine.decision import Index, skip_if_unsupported
+from pellucid.audits.engine.decision import Index, find_cause, not_moved, skip_if_unsupported
 from pellucid.audits.engine.deviation import TargetRun, logit_scale, max_abs_diff
-from pellucid.audits.engine.expected import expected_flow
-from pellucid.audits.engine.row_layouts import find_cause, not_moved
+from pellucid.audits.engine.influence import expected_flow
 from pellucid.batch import Batch, Side
 from pellucid.records import Finding, Location
 

@@ -9,10 +9,29 @@ from torch import Tensor
 
 from pellucid.audits.checks.check import Check
 from pellucid.audits.engine.context import AuditContext
-from pellucid.audits.engine.decision import Index, finding, skip_if_no_gradient
-from pellucid.audits.engine.deviation import Deviation, TargetRun, logit_scale, max_abs_diff
-from pellucid.audits.engine.gradients import Gradients, first_difference, gradients_of, tolerance_of, weights_of
-from pellucid.audits.engine.row_layouts import against_alone, as_alone, documents, find_cause, not_moved, rows_of
+from pellucid.audits.engine.decision import (
+    Index,
+    against_alone,
+    as_alone,
+    documents,
+    find_cause,
+    finding,
+    not_moved,
+    rows_of,
+    skip_if_no_gradient,
+)
+from pellucid.audits.engine.deviation import (
+    Deviation,
+    Gradients,
+    TargetRun,
+    directions,
+    first_difference,
+    gradients_of,
+    logit_scale,
+    max_abs_diff,
+    tolerance_of,
+    weights_of,
+)
 from pellucid.batch import Batch
 from pellucid.records import Finding, Location
 
@@ -140,7 +159,7 @@ def _objective(
         if context.can("loss"):
             return run.differentiable_loss(batch)
         logits = run.differentiable(batch)
-        return (logits * context.directions(logits))[batch.token_mask.to(logits.device)].sum()
+        return (logits * directions(logits))[batch.token_mask.to(logits.device)].sum()
 
     total = torch.stack([one(batch) for batch in requests]).sum()
     if not total.requires_grad:

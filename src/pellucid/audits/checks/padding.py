@@ -12,10 +12,27 @@ from torch import Tensor
 
 from pellucid.audits.checks.check import Check
 from pellucid.audits.engine.context import AuditContext
-from pellucid.audits.engine.decision import Index, finding, skip_if_no_gradient
-from pellucid.audits.engine.deviation import Deviation, TargetRun, logit_scale, max_abs_diff
-from pellucid.audits.engine.gradients import embedding_gradient, first_not_finite, gradients_of, weights_of
-from pellucid.audits.engine.row_layouts import Change, as_alone, find_cause, not_moved, rows_of, unmoved
+from pellucid.audits.engine.decision import (
+    Change,
+    Index,
+    as_alone,
+    find_cause,
+    finding,
+    not_moved,
+    rows_of,
+    skip_if_no_gradient,
+    unmoved,
+)
+from pellucid.audits.engine.deviation import (
+    Deviation,
+    TargetRun,
+    embedding_gradient,
+    first_not_finite,
+    gradients_of,
+    logit_scale,
+    max_abs_diff,
+    weights_of,
+)
 from pellucid.batch import Batch, Side
 from pellucid.records import Finding, Location
 
@@ -162,7 +179,7 @@ def _spoilt_weights(run: TargetRun, logits: Tensor, real_BT: Tensor) -> str | No
 
 
 def _gradient(context: AuditContext, case: str, batch: Batch) -> Finding:
-    grad_BTD = embedding_gradient(context, context.runs[-1], batch)
+    grad_BTD = embedding_gradient(context.runs[-1], batch)
     assert grad_BTD is not None
     sizes_BT = torch.where(batch.token_mask, 0.0, grad_BTD.abs().amax(-1).cpu())
     size = float(sizes_BT.max())

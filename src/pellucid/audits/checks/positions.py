@@ -12,10 +12,19 @@ from torch import Tensor
 
 from pellucid.audits.checks.check import Check
 from pellucid.audits.engine.context import AuditContext
-from pellucid.audits.engine.decision import Index, at, finding, judge, skip_if_unsupported
+from pellucid.audits.engine.decision import (
+    Index,
+    against_alone,
+    at,
+    find_cause,
+    finding,
+    judge,
+    not_moved,
+    rows_of,
+    skip_if_unsupported,
+)
 from pellucid.audits.engine.deviation import Deviation, TargetRun, logit_scale, max_abs_diff
 from pellucid.audits.engine.out_of_range import past_the_end
-from pellucid.audits.engine.row_layouts import against_alone, find_cause, not_moved, rows_of
 from pellucid.batch import Batch
 from pellucid.records import Finding, Location
 from pellucid.visibility import Coordinates

@@ -12,14 +12,20 @@ from torch import Tensor, nn
 
 from pellucid.audits.checks.check import Check
 from pellucid.audits.engine.argument_mutation import watched, ways_to_hand_over
-from pellucid.audits.engine.attribute_snapshot import Leaves, changed, hooks_of, snapshot_attributes
 from pellucid.audits.engine.context import AuditContext
-from pellucid.audits.engine.decision import skip_if_unsupported
+from pellucid.audits.engine.decision import rows_of, skip_if_unsupported
 from pellucid.audits.engine.deviation import max_abs_diff
-from pellucid.audits.engine.global_state import put_back, random_states, switches
 from pellucid.audits.engine.module_copies import deep_copy, reseeded
-from pellucid.audits.engine.preserve_state import preserve_state
-from pellucid.audits.engine.row_layouts import rows_of
+from pellucid.audits.engine.snapshot import (
+    Leaves,
+    changed,
+    hooks_of,
+    preserve_state,
+    put_back,
+    random_states,
+    snapshot_attributes,
+    switches,
+)
 from pellucid.batch import Batch
 from pellucid.errors import one_line
 from pellucid.records import Finding, Location
