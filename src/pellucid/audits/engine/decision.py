@@ -26,13 +26,13 @@ Index = tuple[int, ...]
 Place = Callable[[TargetRun, Index], tuple[Location, str]]
 
 
-def at(message: str) -> Place:
-    """The place by row and query, which the message may name: ``{row}``, ``{query}``."""
+def at(message: str | Callable[[int, int], str]) -> Place:
+    """The place by row and query, which the message may name: ``{row}``, ``{query}``, or a function of both."""
 
     def place(run: TargetRun, index: Index) -> tuple[Location, str]:
         del run
         row, query = index
-        return Location(row, query), message.format(row=row, query=query)
+        return Location(row, query), message(row, query) if callable(message) else message.format(row=row, query=query)
 
     return place
 
@@ -217,3 +217,22 @@ def find_cause(
         if float(max_abs_diff(before[row, query], run.logits(after)[row, query])) > limit:
             return suspect
     return None
+
+
+def caused(
+    context: AuditContext,
+    batch: Batch,
+    suspects: Callable[[int, int], Iterable[Change]],
+    message: Callable[[Location], str],
+) -> Place:
+    """The place by row and query, and as its key the first of the ``suspects`` of (row, query) that moves it alone."""
+
+    def place(run: TargetRun, index: Index) -> tuple[Location, str]:
+        row, query = index
+        found = find_cause(context, run, batch, row, query, suspects(row, query))
+        where = Location(row, query)
+        if found is not None:
+            where = Location(row, query, found[1], None if found[0] == row else found[0])
+        return where, message(where)
+
+    return place
