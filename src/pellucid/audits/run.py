@@ -19,7 +19,7 @@ from pellucid.audits.checks.check import Check
 from pellucid.audits.engine.context import AuditContext
 from pellucid.audits.engine.influence import InfluenceMatrix
 from pellucid.audits.engine.module_copies import shallow_weight_copy
-from pellucid.audits.engine.snapshot import preserve_state
+from pellucid.audits.engine.preserve_state import preserve_state
 from pellucid.audits.probes.hf_detect import probe_for_hf
 from pellucid.audits.probes.keyword_probe import KeywordProbe, keyword_arguments
 from pellucid.audits.probes.tokens_probe import TokensProbe

@@ -12,7 +12,7 @@ from pellucid.audits.engine.context import AuditContext
 from pellucid.audits.engine.decision import at, finding, skip_if_unsupported
 from pellucid.audits.engine.deviation import Deviation, TargetRun, logit_scale, max_abs_diff
 from pellucid.audits.engine.module_copies import deep_copy, reseeded, run_on, shallow_weight_copy
-from pellucid.audits.engine.snapshot import preserve_state
+from pellucid.audits.engine.preserve_state import preserve_state
 from pellucid.batch import Batch
 from pellucid.records import Finding, Location
 

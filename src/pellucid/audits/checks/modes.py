@@ -22,7 +22,7 @@ from pellucid.audits.engine.deviation import (
     max_abs_diff,
 )
 from pellucid.audits.engine.module_copies import NoDropout, deep_copy, module_of, reseeded, set_dropout
-from pellucid.audits.engine.snapshot import preserve_state
+from pellucid.audits.engine.preserve_state import preserve_state
 from pellucid.batch import Batch
 from pellucid.errors import UnsupportedError, one_line
 from pellucid.records import Finding, Location

@@ -1,7 +1,5 @@
-"""The state of a target and of what surrounds it: snapshots that are compared, and restored.
-
-Torch's switches and random states, a module's weights, flags and hooks, and the plain attributes that it has besides.
-"""
+"""Snapshots of what a module is and has: weights, flags, hooks and plain attributes, which a later moment is compared
+with."""
 
 from __future__ import annotations
 
@@ -10,123 +8,13 @@ import hashlib
 import random
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-
-# name -> (read, write back)
-_SWITCHES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
-    "the default dtype": (torch.get_default_dtype, torch.set_default_dtype),
-    "the number of threads": (torch.get_num_threads, torch.set_num_threads),
-    "whether gradients are taken": (torch.is_grad_enabled, torch.set_grad_enabled),
-    "deterministic algorithms": (
-        lambda: (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
-        lambda kept: torch.use_deterministic_algorithms(kept[0], warn_only=kept[1]),
-    ),
-    "the precision of float32 products": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    "anomaly detection": (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
-    "autocast": (
-        lambda: torch.is_autocast_enabled("cpu"),
-        lambda kept: torch.set_autocast_enabled("cpu", kept),
-    ),
-}
-
-
-def switches() -> dict[str, Any]:
-    """Torch's global switches, by what they are."""
-    return {name: read() for name, (read, _) in _SWITCHES.items()}
-
-
-def put_back(kept: dict[str, Any]) -> list[str]:
-    """Restore the switches that moved; their names."""
-    moved = [name for name, (read, _) in _SWITCHES.items() if read() != kept[name]]
-    for name in moved:
-        _SWITCHES[name][1](kept[name])
-    return moved
-
-
-def random_states() -> dict[str, Any]:
-    """Comparable states of every generator that a model is likely to use."""
-    states: dict[str, Any] = {"torch": torch.get_rng_state().tolist(), "Python's random": random.getstate()}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        states["torch on cuda"] = [state.tolist() for state in torch.cuda.get_rng_state_all()]
-    if "numpy" in sys.modules:
-        name, keys, *rest = sys.modules["numpy"].random.get_state()
-        states["numpy"] = (name, keys.tolist(), *rest)
-    return states
-
-
-@contextmanager
-def preserve_state(module: nn.Module | None, *, weights: bool = True) -> Iterator[None]:
-    """Eval mode inside; outside, modes, flags, weights, buffers, gradients, hooks and random states are as before.
-
-    ``weights=False``: of a copy that nobody else holds, whose weights need not be kept beside it.
-    """
-    with ExitStack() as stack:
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.enable_grad())
-        stack.callback(put_back, switches())
-        stack.enter_context(torch.random.fork_rng(devices=range(torch.cuda.device_count())))
-        stack.callback(random.setstate, random.getstate())
-        if "numpy" in sys.modules:
-            numpy_random = sys.modules["numpy"].random
-            stack.callback(numpy_random.set_state, numpy_random.get_state())
-        if module is not None:
-            _restore_later(stack, module, weights)
-            module.eval()
-        yield
-
-
-def _restore_later(stack: ExitStack, module: nn.Module, weights: bool) -> None:
-    """Everything of a module that answering may change, each put back by itself."""
-    for tensor in (*(module.parameters() if weights else ()), *module.buffers()):
-        stack.callback(_put_back_values, tensor, tensor.detach().clone())
-    for weight in module.parameters():
-        stack.callback(_put_back_gradient, weight, weight.requires_grad, weight.grad)
-    for part in module.modules():
-        stack.callback(setattr, part, "training", part.training)
-        stack.callback(_put_back_flags, part, _flags(part))
-        if isinstance(
-            getattr(part, "_buffers", None), dict
-        ):  # tables made on the way stay: other attributes tell of them
-            stack.callback(part._buffers.update, dict(part._buffers))
-        for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks"):
-            held = getattr(part, name, None)
-            if isinstance(held, dict):  # not of a scripted module
-                stack.callback(_put_back_entries, held, dict(held))
-
-
-def _flags(part: nn.Module) -> dict[str, bool]:
-    """A module's own switches: transformers notes in one that its hooks are there, which must go with the hooks."""
-    return {name: value for name, value in vars(part).items() if isinstance(value, bool) and name != "training"}
-
-
-def _put_back_flags(part: nn.Module, before: dict[str, bool]) -> None:
-    for name in _flags(part).keys() - before.keys():
-        del vars(part)[name]
-    vars(part).update(before)
-
-
-def _put_back_values(tensor: Tensor, before: Tensor) -> None:
-    with torch.no_grad():
-        if not torch.equal(tensor, before):
-            tensor.copy_(before)
-
-
-def _put_back_gradient(weight: nn.Parameter, required: bool, grad: Tensor | None) -> None:
-    weight.requires_grad_(required)
-    weight.grad = grad
-
-
-def _put_back_entries(held: dict[Any, Any], before: dict[Any, Any]) -> None:
-    if held.keys() != before.keys() or any(held[name] is not value for name, value in before.items()):
-        held.clear()
-        held.update(before)
-
 
 _DEPTH = 6
 _LEAVES = 4000  # of one module tree: beyond them nothing is looked at
@@ -139,6 +27,7 @@ _INNER = frozenset(
 )
 
 Leaves = dict[str, Any]
+Kind = Literal["weights", "buffers", "training", "requires_grad", "hooks", "attributes"]
 
 _HOLDERS = (
     *(int, float, str, bytes, tuple, list, dict, set, deque, Tensor),
@@ -304,3 +193,52 @@ def _of_tensor(tensor: Tensor) -> tuple[Any, ...]:
 
 def _digest(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a module is and has at one moment: copies, so that a later moment can be compared with it."""
+
+    weights: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+    training: dict[str, bool]
+    requires_grad: dict[str, bool]
+    hooks: dict[str, int]
+    attributes: Leaves
+
+    @classmethod
+    def now(cls, module: nn.Module | None) -> Snapshot:
+        if module is None:
+            return cls({}, {}, {}, {}, {}, {})
+        return cls(
+            {name: weight.detach().clone() for name, weight in module.named_parameters()},
+            {name: buffer.detach().clone() for name, buffer in module.named_buffers()},
+            {name: part.training for name, part in module.named_modules()},
+            {name: weight.requires_grad for name, weight in module.named_parameters()},
+            hooks_of(module),
+            snapshot_attributes(module),
+        )
+
+    def diff(self, later: Snapshot, kind: Kind) -> list[str]:
+        """The names that differ in a later snapshot.
+
+        Of weights and buffers those known here that changed or are gone, of flags those that are in both, of hooks
+        those of which there are more, of attributes also those that are new or gone.
+        """
+        was, now = getattr(self, kind), getattr(later, kind)
+        match kind:
+            case "weights" | "buffers":
+                return [name for name, tensor in was.items() if not _same_tensor(tensor, now.get(name))]
+            case "hooks":
+                return [name for name, count in now.items() if count > was.get(name, 0)]
+            case "attributes":
+                return changed(was, now)
+        return [name for name, flag in was.items() if now.get(name, flag) != flag]
+
+
+def _same_tensor(before: Tensor, after: Tensor | None) -> bool:
+    if after is None or before.shape != after.shape or before.dtype != after.dtype:
+        return False
+    if before.is_floating_point():
+        return torch.equal(before.nan_to_num(), after.nan_to_num())
+    return torch.equal(before, after)

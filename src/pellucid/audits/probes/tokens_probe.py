@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pellucid.audits.engine.deviation import TargetRun
 from pellucid.audits.engine.layers import stacks
-from pellucid.audits.engine.snapshot import preserve_state
+from pellucid.audits.engine.preserve_state import preserve_state
 from pellucid.audits.probes.outputs import (
     LabelConvention,
     describe_output,
