@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -305,14 +305,26 @@ class Batch:
         if not copy and self.source is None and self.tokens.device == torch.device(device) == self.positions.device:
             return self
 
-        def moved(value: Any) -> Any:
-            if isinstance(value, Tensor):
-                return value.to(device, non_blocking=True, copy=copy and not value.is_floating_point())
-            return value.to(device, copy=copy) if isinstance(value, Batch) else value
+        def moved(tensor: Tensor) -> Tensor:
+            return tensor.to(device, non_blocking=True, copy=copy and not tensor.is_floating_point())
 
-        facts = {name: moved(getattr(self, name)) for name in ("documents", "counted", "counted_documents")}
-        result = replace(self, **{field.name: moved(getattr(self, field.name)) for field in fields(self)})
-        result.__dict__.update(facts)
+        return self._mapped(moved)
+
+    def pin_memory(self) -> Batch:
+        """The same batch in page-locked memory, from which a copy to a GPU runs beside the GPU's work."""
+        return self._mapped(Tensor.pin_memory)
+
+    def _mapped(self, function: Callable[[Tensor], Tensor]) -> Batch:
+        """``function`` of every tensor, source and all; what the host knows goes along."""
+
+        def mapped(value: Any) -> Any:
+            return function(value) if isinstance(value, Tensor) else value
+
+        known = {name: mapped(getattr(self, name)) for name in ("documents", "counted", "counted_documents")}
+        tensors = {field.name: mapped(getattr(self, field.name)) for field in fields(self)}
+        source = None if self.source is None else self.source._mapped(function)
+        result = replace(self, **tensors | {"source": source})
+        result.__dict__.update(known)
         return result
 
 

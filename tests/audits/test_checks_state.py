@@ -87,12 +87,12 @@ def test_a_copy_is_refused_where_there_is_none():
 
 
 def test_the_target_keeps_its_probabilities():
-    toy = TinyDecoder(dropout=0.3).train()
-    audit(toy, checks=["dropout", "modes", "determinism", "kernels"])
-    assert toy.drop.p == 0.3
-    assert all(part.training for part in toy.modules())
-    assert toy.kernel == "plain"
-    assert not toy.checkpointing
+    model = TinyDecoder(dropout=0.3).train()
+    audit(model, checks=["dropout", "modes", "determinism", "kernels"])
+    assert model.drop.p == 0.3
+    assert all(part.training for part in model.modules())
+    assert model.kernel == "plain"
+    assert not model.checkpointing
 
 
 def test_no_dropout_at_all_is_not_applicable_in_train_mode():
@@ -271,7 +271,7 @@ def test_an_audit_cleans_up_after_its_target(make):
 
 
 @pytest.mark.parametrize(
-    ("make", "case", "said"),
+    ("make", "case", "message"),
     [
         (broken_models.KeepsTheLast, "logits", "last keeps something of the last request"),
         (broken_models.GrowsAList, "logits", "len(statistics['means']) goes on changing with every request"),
@@ -283,8 +283,8 @@ def test_an_audit_cleans_up_after_its_target(make):
         (broken_models.RandomFeatures, "logits", "and the answer depends on them"),
     ],
 )
-def test_a_trace_is_explained(make, case, said):
-    assert said in found(make(), "trace")[case].message
+def test_a_trace_is_explained(make, case, message):
+    assert message in found(make(), "trace")[case].message
 
 
 def test_gradients_that_were_there_stay():

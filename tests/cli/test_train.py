@@ -211,7 +211,7 @@ def test_the_same_command_again_goes_on_then_says_it_is_finished(
         assert main(["train", "small.yaml"]) == 143
     capsys.readouterr()
     assert main(["train", "small.yaml", "max_steps=2"]) == 2
-    assert "max_steps: was 3, is 2; --resume goes on" in capsys.readouterr().err
+    assert "max_steps: was 3, is 2; --resume continues" in capsys.readouterr().err
     assert main(["train", "small.yaml"]) == 0
     captured = capsys.readouterr()
     assert "the run in runs/small goes on after step 2" in captured.err

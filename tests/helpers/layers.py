@@ -2,7 +2,8 @@
 
 import torch
 
-from pellucid.nn import ContiguousCache, EncoderOutput, zero_padding
+from pellucid.nn import AttentionOptions, ContiguousCache, EncoderOutput, zero_padding
+from pellucid.nn.attention import LayerContext
 from pellucid.visibility import Coordinates
 
 CHUNKS = ([9], [4, 5], [1] * 9, [3, 1, 5], [8, 1])
@@ -33,6 +34,12 @@ def piece(whole, start, stop):
     return Coordinates(positions, real.long(), groups)
 
 
+def with_options(words):
+    """Words of an attention part, those about scores and kernels gathered in its ``options``."""
+    own = {name: value for name, value in words.items() if name not in ("scale", "softcap", "dropout", "backend")}
+    return own | {"options": AttentionOptions(**{name: words[name] for name in words.keys() - own.keys()})}
+
+
 def new_cache(blocks, rows, capacity, dtype=torch.float64, **words):
     shapes = [block.attention.cache_shapes for block in blocks]
     return ContiguousCache(shapes=shapes, rows=rows, capacity=capacity, dtype=dtype, **words)
@@ -50,7 +57,8 @@ def run(blocks, x, chunk, cache=None, memory=None, bias=None):
     x = zero_padding(x, queries)
     for i, block in enumerate(blocks):
         added = None if bias is None else bias(queries, keys)
-        x = block(x, queries, keys, None if cache is None else cache.layers[i], bias=added, memory=memory)
+        layer_cache = None if cache is None else cache.layers[i]
+        x = block(x, LayerContext(queries, keys, encoder_output=memory, cache=layer_cache, bias=added))
     if cache is not None:
         cache.commit()
     return x

@@ -91,7 +91,7 @@ def test_l20_a_zero_row_does_not_stay_zero():
     places = batch.coordinates()
     raw = model.positions(model.embed_tokens(batch.tokens), places)
     assert bool(raw[1, 1:].abs().sum() > 0)
-    assert not model.embedded(batch, places)[1, 1:].any()
+    assert not model.embed(batch, places)[1, 1:].any()
 
 
 def test_l21_types_add_and_hide_nothing():
@@ -149,7 +149,7 @@ def test_l25_the_model_of_2017_as_it_was_written():
     assert config.embedding_multiplier == 4.0
     assert model.encoder.embed_tokens.weight is model.embed_tokens.weight is model.lm_head.weight
     batch = Batch.from_rows([[5, 8]])
-    entered = model.encoder.embedded(batch, batch.coordinates())
+    entered = model.encoder.embed(batch, batch.coordinates())
     angles = torch.tensor([[0.0], [1.0]], dtype=torch.float64) * 10000.0 ** (-torch.arange(0, 16, 2).double() / 16)
     table = torch.stack([angles.sin(), angles.cos()], -1).flatten(-2)
     torch.testing.assert_close(entered[0], 4 * model.embed_tokens.weight[[5, 8]] + table)

@@ -84,7 +84,7 @@ def test_the_source_comes_once_and_the_cache_remembers_it():
     first = model(Batch.from_pairs([[5, 8, 2, 9], [4, 4]], [[3], [7]]), cache=cache).logits
     second = model(Batch.from_rows([[1, 6], []]), cache=cache).logits
     torch.testing.assert_close(torch.cat([first, second], 1)[0], whole[0], rtol=1e-10, atol=1e-10)
-    with pytest.raises(InputError, match="remembers a source already"):
+    with pytest.raises(InputError, match="holds a source already"):
         model(Batch.from_pairs([[5], [4]], [[3], [7]]), cache=cache)
 
 
@@ -145,7 +145,7 @@ def test_embeddings_are_multiplied_and_the_root_is_written_out():
     assert config.embedding_multiplier == 4.0
     model = build(config, dtype=torch.float64)
     batch = Batch.from_rows([[5, 8]])
-    entered = model.embedded(batch, batch.coordinates())
+    entered = model.embed(batch, batch.coordinates())
     torch.testing.assert_close(entered, 4 * model.embed_tokens.weight[[5, 8]][None])
 
 
@@ -174,7 +174,7 @@ def test_types_add_to_content_and_position():
     model = model_of(family="encoder", type_vocab_size=2)
     batch = Batch.from_rows([[5, 8, 2, 9]])
     typed = Batch(batch.tokens, batch.positions, batch.segments, types=torch.tensor([[0, 0, 1, 1]]))
-    entered, plain = (model.embedded(b, b.coordinates()) for b in (typed, batch))
+    entered, plain = (model.embed(b, b.coordinates()) for b in (typed, batch))
     difference = model.token_types.weight[1] - model.token_types.weight[0]
     torch.testing.assert_close(entered - plain, torch.stack([0 * difference] * 2 + [difference] * 2)[None])
     assert not torch.equal(model(typed).hidden, model(batch).hidden)
@@ -199,7 +199,7 @@ def test_a_length_that_the_host_does_not_know_is_not_asked_for(monkeypatch):
     """As while a compiler looks on: a table's own end is all that remains."""
     monkeypatch.setattr("pellucid.models.model.host_layout", lambda places: None)
     batch = Batch.from_rows([[1, 2, 3, 4, 5]])
-    queries, keys = model_of(max_position_embeddings=4).placed(batch, None)
+    queries, keys = model_of(max_position_embeddings=4).resolve_coordinates(batch, None)
     assert queries is keys
     assert queries.shape == (1, 5)
 

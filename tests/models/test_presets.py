@@ -157,7 +157,7 @@ def test_changes_are_laid_over():
 
 def test_a_run_takes_a_preset_and_overrides(tmp_path):
     path = tmp_path / "run.yaml"
-    path.write_text("model: {preset: gpt2, vocab_size: 500}\nbudget: {kind: steps, steps: 3}\n")
+    path.write_text("model: {preset: gpt2, vocab_size: 500}\nmax_steps: 3\n")
     config = TrainConfig.from_file(path, ["model.preset=tiny-moe", "model.ffn.num_experts=4"])
     assert (config.model.vocab_size, config.model.ffn.num_experts, config.model.hidden_size) == (500, 4, 128)
     assert "preset" not in config.model_dump(mode="json")["model"]

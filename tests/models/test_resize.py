@@ -93,7 +93,7 @@ def test_everything_else_stays_as_it_was() -> None:
     assert [m.training for m in found.modules()] == [m.training for m in model.modules()]
     assert [p.requires_grad for p in found.parameters()] == [p.requires_grad for p in model.parameters()]
     assert [n for n, _ in found.named_parameters()] == [n for n, _ in model.named_parameters()]
-    assert found.layers[0].attention.backend == model.layers[0].attention.backend
+    assert found.layers[0].attention.options == model.layers[0].attention.options
 
 
 @pytest.mark.parametrize("kind", KINDS)

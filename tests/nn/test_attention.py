@@ -12,9 +12,12 @@ from helpers.layers import (
     laid_out,
     new_cache,
     run,
+    with_options,
 )
 from pellucid.errors import InputError, ShapeError, UnsupportedError
 from pellucid.nn import GroupedQueryAttention, PreNormBlock, RMSNorm, Rotary
+from pellucid.nn.attend import AttentionOptions
+from pellucid.nn.attention import LayerContext
 from pellucid.nn.norms import BareRMSNorm, HeadLayerNorm, LayerNorm
 from pellucid.nn.positions import Alibi, LongRopeScaling, RelativeBias
 from pellucid.visibility import Coordinates, causal, full, sinks, window
@@ -24,7 +27,7 @@ BACKENDS = ["reference", "sdpa", "varlen"]
 
 OPTIONS = {
     "plain": lambda: {},
-    "biases": lambda: {"biases": ("q", "k", "v", "o")},
+    "biases": lambda: {"q_bias": True, "k_bias": True, "v_bias": True, "o_bias": True},
     "norms of heads": lambda: {"q_norm": RMSNorm(H), "k_norm": RMSNorm(H), "rotary": Rotary(H)},
     "norms of projections": lambda: {
         "q_norm": RMSNorm(N * H), "k_norm": RMSNorm(K * H), "norm_over": "projection", "rotary": Rotary(H),
@@ -43,7 +46,7 @@ OPTIONS = {
     "attention_sinks": lambda: {"attention_sinks": True},
     "scale": lambda: {"scale": 1.0},
     "all": lambda: {
-        "biases": ("q", "o"), "q_norm": RMSNorm(H), "k_norm": RMSNorm(H), "rotary": Rotary(H, rotary_dim=4), "clip_qkv": 0.5,
+        "q_bias": True, "o_bias": True, "q_norm": RMSNorm(H), "k_norm": RMSNorm(H), "rotary": Rotary(H, rotary_dim=4), "clip_qkv": 0.5,
         "softcap": 2.0, "attention_sinks": True, "scale": 0.7,
     },
 }  # fmt: skip
@@ -53,7 +56,11 @@ def make(name="plain", *, num_heads=N, num_kv_heads=K, rule=None, **changes):
     torch.manual_seed(1)
     words = {"rule": causal(), **OPTIONS[name](), **changes}
     words["rule"] = words["rule"] if rule is None else rule
-    part = GroupedQueryAttention(D, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=H, **words).double().eval()
+    part = (
+        GroupedQueryAttention(D, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=H, **with_options(words))
+        .double()
+        .eval()
+    )
     with torch.no_grad():
         for parameter in part.parameters():
             if parameter.ndim == 1 or parameter.shape == (N, H):
@@ -90,7 +97,7 @@ def written_out(part, x_BTD, places):
         q, k = normed(part.q_norm, turned(q)), normed(part.k_norm, turned(k))
     else:
         q, k = turned(normed(part.q_norm, q)), turned(normed(part.k_norm, k))
-    scale = H**-0.5 if part.scale is None else part.scale
+    scale = H**-0.5 if part.options.scale is None else part.options.scale
     out = torch.zeros(*x_BTD.shape[:2], N * H, dtype=torch.float64)
     for row in range(len(x_BTD)):
         for head in range(N):
@@ -99,8 +106,8 @@ def written_out(part, x_BTD, places):
             for t in range(x_BTD.shape[1]):
                 seen = k[row, : t + 1, shared]
                 scores = scale * seen @ q[row, t, own]
-                if part.softcap:
-                    scores = part.softcap * (scores / part.softcap).tanh()
+                if part.options.softcap:
+                    scores = part.options.softcap * (scores / part.options.softcap).tanh()
                 if part.sinks is not None:
                     scores = torch.cat([scores, part.sinks[head : head + 1]])
                 weights = scores.softmax(0)[: t + 1]
@@ -117,12 +124,12 @@ def test_each_option_is_its_formula(option):
     """Four query heads over two key/value heads read them as [0, 0, 1, 1]."""
     part, x, places = make(option), stream(), Coordinates.range(5, 2)
     expected = written_out(part, x, places)
-    torch.testing.assert_close(part(x, places, places), expected, atol=1e-10, rtol=0)
+    torch.testing.assert_close(part(x, LayerContext.of(places)), expected, atol=1e-10, rtol=0)
 
 
 def test_no_option_does_nothing():
     x, places = stream(), Coordinates.range(5, 2)
-    outs = [make(option)(x, places, places) for option in OPTIONS]
+    outs = [make(option)(x, LayerContext.of(places)) for option in OPTIONS]
     for i, a in enumerate(outs):
         for b in outs[:i]:
             assert (a - b).abs().max() > 1e-3
@@ -130,7 +137,7 @@ def test_no_option_does_nothing():
 
 @pytest.mark.parametrize("named", [(), ("q",), ("k", "v"), ("o",), ("q", "k", "v", "o")])
 def test_a_bias_for_each_projection_that_is_named(named):
-    state = make(biases=named).state_dict()
+    state = make(**{f"{name}_bias": True for name in named}).state_dict()
     expected = {f"{p}_proj.weight" for p in "qkvo"} | {f"{p}_proj.bias" for p in named}
     assert set(state) == expected
 
@@ -212,14 +219,14 @@ def test_a_window_is_the_token_and_those_just_before_it(backend):
     """B07, B11: w = 3 sees 1, 2, 3, 3, 3, 3 keys; moving token i-3 moves nothing at i, moving i-2 does."""
     part = make(rule=causal() & window(3), backend=backend)
     x, places = stream(1, 6), Coordinates.range(6)
-    seen = (part.weights(x, places) > 0).sum(-1)
+    seen = (part.weights(x, LayerContext.of(places)) > 0).sum(-1)
     assert seen[0].tolist() == [[1, 2, 3, 3, 3, 3]] * N
-    out = part(x, places, places)
-    torch.testing.assert_close(out, make(rule=causal() & window(3), backend="reference")(x, places, places))
+    out = part(x, LayerContext.of(places))
+    torch.testing.assert_close(out, make(rule=causal() & window(3), backend="reference")(x, LayerContext.of(places)))
     for back, moves in ((3, False), (2, True)):
         y = x.clone()
         y[0, 5 - back] += 1
-        assert torch.equal(part(y, places, places)[0, 5], out[0, 5]) is not moves
+        assert torch.equal(part(y, LayerContext.of(places))[0, 5], out[0, 5]) is not moves
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -227,42 +234,42 @@ def test_a_window_is_the_token_and_those_just_before_it(backend):
 def test_what_a_backend_cannot_do_it_refuses(option, backend):
     """B119, P-SWEEP: the same numbers or an error, never a third answer."""
     x, places = stream(), Coordinates.range(5, 2)
-    expected = make(option)(x, places, places)
+    expected = make(option)(x, LayerContext.of(places))
     part = make(option, backend=backend)
     if backend == "reference":
-        assert torch.equal(part(x, places, places), expected)
+        assert torch.equal(part(x, LayerContext.of(places)), expected)
     else:
         with pytest.raises(UnsupportedError, match=f"{backend} has no .*; use backend='reference'"):
-            part(x, places, places)
+            part(x, LayerContext.of(places))
 
 
 def test_a_softcap_bends_scores():
     """B119: scores [0, 100] under a cap of 50 become [0, 50·tanh 2 = 48.201]."""
     part = GroupedQueryAttention(
-        2, num_heads=1, num_kv_heads=1, head_dim=1, rule=full(), scale=1.0, softcap=50.0
+        2, num_heads=1, num_kv_heads=1, head_dim=1, rule=full(), options=AttentionOptions(scale=1.0, softcap=50.0)
     ).double()
     with torch.no_grad():
         part.q_proj.weight.copy_(torch.tensor([[1.0, 0.0]]))
         part.k_proj.weight.copy_(torch.tensor([[0.0, 1.0]]))
     x = torch.tensor([[[1.0, 0.0], [1.0, 100.0]]]).double()
-    weights = part.weights(x, Coordinates.range(2))[0, 0, 0]
+    weights = part.weights(x, LayerContext.of(Coordinates.range(2)))[0, 0, 0]
     assert (weights[1].log() - weights[0].log()).item() == pytest.approx(48.2013790, abs=1e-6)
 
 
 def test_sinks_take_weight_and_give_no_value():
     """A head of weight w on its keys leaves 1 - w to its sink; a sink of -inf takes nothing; a large one all."""
     part, x, places = make("attention_sinks"), stream(), Coordinates.range(5, 2)
-    weights = part.weights(x, places)
-    own = make().weights(x, places)
+    weights = part.weights(x, LayerContext.of(places))
+    own = make().weights(x, LayerContext.of(places))
     sums = weights.sum(-1)
     assert (sums < 1).all()
     torch.testing.assert_close(weights / sums[..., None], own, atol=1e-10, rtol=0)
     with torch.no_grad():
         part.sinks.fill_(-float("inf"))
-    torch.testing.assert_close(part(x, places, places), make()(x, places, places), atol=1e-10, rtol=0)
+    torch.testing.assert_close(part(x, LayerContext.of(places)), make()(x, LayerContext.of(places)), atol=1e-10, rtol=0)
     with torch.no_grad():
         part.sinks.fill_(1e3)
-    assert (part(x, places, places) == 0).all()
+    assert (part(x, LayerContext.of(places)) == 0).all()
 
 
 @pytest.mark.parametrize("option", ["plain", "softcap", "attention_sinks", "clip_qkv", "norms of heads"])
@@ -296,7 +303,7 @@ def test_more_queries_than_keys(backend):
         def append(self, k, v):
             return k[:, 3:], v[:, 3:]
 
-    out = part(x, places, late, OnlyLast())
+    out = part(x, LayerContext(places, late, cache=OnlyLast()))
     assert (out[0, :3] == 0).all()
     first, both = part.v_proj(x[0, 3]), part.v_proj(x[0, 4])
     as_heads = lambda v: part.o_proj(v.unflatten(-1, (K, H)).repeat_interleave(2, 0).flatten())  # noqa: E731
@@ -326,9 +333,9 @@ def test_scores_do_not_overflow_in_float16():
         part.o_proj.weight.fill_(1 / 64)
     places, x = Coordinates.range(3), torch.ones(1, 3, 1)
     for backend in BACKENDS:
-        part.backend = backend
-        out = part.float()(x, places, places)
-        assert part.half()(x.half(), places, places).float().sub(out).abs().max() < 1e-3
+        part.options = AttentionOptions(backend=backend)
+        out = part.float()(x, LayerContext.of(places))
+        assert part.half()(x.half(), LayerContext.of(places)).float().sub(out).abs().max() < 1e-3
 
 
 def test_weights_are_those_of_the_forward_pass():
@@ -336,25 +343,24 @@ def test_weights_are_those_of_the_forward_pass():
         part, x = make(option), stream(2, 5)
         places = laid_out((5, 3), (0, 2), 5)
         bias = torch.randn(1, N, 5, 5, dtype=torch.float64)
-        weights = part.weights(x, places, bias)
+        weights = part.weights(x, LayerContext.of(places, bias=bias))
         assert (weights[~causal().mask(places, places).expand_as(weights)] == 0).all()
-        v = part._projected(part.v_proj, x).repeat_interleave(N // K, 2)
+        v = part._project(part.v_proj, x).repeat_interleave(N // K, 2)
         out = part.o_proj(torch.einsum("bnts,bsnh->btnh", weights, v).flatten(-2))
-        torch.testing.assert_close(out, part(x, places, places, bias=bias), atol=1e-10, rtol=0)
+        torch.testing.assert_close(out, part(x, LayerContext.of(places, bias=bias)), atol=1e-10, rtol=0)
 
 
 def test_dropout_is_for_training_alone():
     """B113."""
     part, x, places = make(dropout=0.9), stream(), Coordinates.range(5, 2)
-    assert torch.equal(part(x, places, places), make()(x, places, places))
+    assert torch.equal(part(x, LayerContext.of(places)), make()(x, LayerContext.of(places)))
     part.train()
-    assert not torch.equal(part(x, places, places), part(x, places, places))
+    assert not torch.equal(part(x, LayerContext.of(places)), part(x, LayerContext.of(places)))
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"biases": ("q", "qkv")}, r"biases names \['qkv'\], but projections with a bias are q, k, v and o"),
         ({"norm_over": "heads"}, "norm_over is 'heads'; choose head or projection"),
         ({"clip_qkv": 0.0}, "clip_qkv is 0.0, but must be above 0; leave it out for none"),
         ({"clip_qkv": float("nan")}, "clip_qkv is nan, but must be above 0"),
@@ -370,10 +376,10 @@ def test_sizes_that_do_not_fit_are_named():
     places = Coordinates.range(3)
     with pytest.raises(ShapeError, match="4 query heads cannot share 3"):
         GroupedQueryAttention(D, num_heads=4, num_kv_heads=3, head_dim=H, rule=causal())(
-            torch.zeros(1, 3, D), places, places
+            torch.zeros(1, 3, D), LayerContext.of(places)
         )
     with pytest.raises(ShapeError, match=r"softcap is -1\.0"):
-        make(softcap=-1.0)(stream(1, 3), places, places)
+        make(softcap=-1.0)(stream(1, 3), LayerContext.of(places))
 
 
 def test_a_rotary_that_goes_by_length_refuses_to_go_on():

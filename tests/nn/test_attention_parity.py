@@ -8,6 +8,8 @@ from torch import nn
 
 from helpers.layers import laid_out
 from pellucid.nn import MLA, CrossAttention, EncoderOutput, GroupedQueryAttention, RMSNorm, Rotary
+from pellucid.nn.attend import AttentionOptions
+from pellucid.nn.attention import LayerContext
 from pellucid.nn.positions import RelativeBias, YarnScaling
 from pellucid.visibility import Coordinates, causal, full, window
 
@@ -88,7 +90,7 @@ def latent(theirs, rope, q_lora_rank, interleaved, absorbed):
     ours = MLA(
         D, num_heads=4, q_lora_rank=q_lora_rank, kv_lora_rank=6, qk_nope_head_dim=5, qk_rope_head_dim=4, v_head_dim=7, rule=causal(),
         rotary=Rotary(4, interleaved=interleaved, scaling=scaling), norm=RMSNorm, absorbed=absorbed,
-        biases=("kv_a", "o") if q_lora_rank is None else ("q_a", "kv_a", "o"),
+        kv_a_bias=True, o_bias=True, q_a_bias=q_lora_rank is not None,
     )  # fmt: skip
     names = {"kv_a_proj": "kv_a_proj_with_mqa", "kv_a_norm": "kv_a_layernorm", "q_a_norm": "q_a_layernorm"}
     return copied(ours, theirs, **names)
@@ -104,11 +106,11 @@ def test_deepseek_v3(rope, interleaved, q_lora_rank, absorbed):
     ours = latent(theirs, rope, q_lora_rank, interleaved, absorbed)
     x, places = stream(), Coordinates(torch.arange(0, 49, 8).expand(2, T), torch.ones(2, T, dtype=torch.long))
     expected, _ = theirs(x, table(x, places.positions), hidden_as_infinity(causal(), places, places))
-    agree(ours(x, places, places), expected, atol=1e-5)  # their angles and norms are made in float32
+    agree(ours(x, LayerContext.of(places)), expected, atol=1e-5)  # their angles and norms are made in float32
     theirs.kv_a_layernorm = ours.kv_a_norm
     theirs.q_a_layernorm = ours.q_a_norm if q_lora_rank else None
     exact, _ = theirs(x, angles(ours.rotary, places), hidden_as_infinity(causal(), places, places))
-    agree(ours(x, places, places), exact)
+    agree(ours(x, LayerContext.of(places)), exact)
 
 
 @pytest.mark.parametrize("q_lora_rank", [8, None])
@@ -120,7 +122,7 @@ def test_deepseek_v2(rope, q_lora_rank):
     mask = hidden_as_infinity(causal(), places, places)
     mask[1, :, :2] = 0.0  # a row that sees nothing has no meaning there
     expected, _ = theirs(x, mask, position_embeddings=table(x, places.positions))
-    agree(ours(x, places, places)[places.real], expected[places.real], atol=1e-5)
+    agree(ours(x, LayerContext.of(places))[places.real], expected[places.real], atol=1e-5)
 
 
 def source():
@@ -131,12 +133,12 @@ def test_t5_attends_to_its_encoder():
     """No biases, and no scale."""
     config = transformers.T5Config(d_model=D, d_kv=6, num_heads=4, is_decoder=True, dropout_rate=0.0)
     theirs = theirs_of("t5", "T5Attention", config, layer_idx=0)
-    ours = CrossAttention(D, num_heads=4, num_kv_heads=4, head_dim=6, scale=1.0)
+    ours = CrossAttention(D, num_heads=4, num_kv_heads=4, head_dim=6, options=AttentionOptions(scale=1.0))
     ours = copied(ours, theirs, q_proj="q", k_proj="k", v_proj="v", o_proj="o")
     x, places, (states, memory) = stream() * 0.3, Coordinates.range(T, 2), source()
     mask = hidden_as_infinity(full(), places, memory)
     expected = theirs(x, mask, key_value_states=states)[0]
-    agree(ours(x, places, EncoderOutput(states, memory)), expected)
+    agree(ours(x, LayerContext.of(places, encoder_output=EncoderOutput(states, memory))), expected)
 
 
 @pytest.mark.parametrize("decoder", [True, False])
@@ -155,21 +157,25 @@ def test_t5_attends_to_itself(decoder):
     expected = theirs(x, mask)[0]
     del theirs.relative_attention_bias
     rule = causal() if decoder else full()
-    ours = GroupedQueryAttention(D, num_heads=4, num_kv_heads=4, head_dim=6, rule=rule, scale=1.0)
+    ours = GroupedQueryAttention(
+        D, num_heads=4, num_kv_heads=4, head_dim=6, rule=rule, options=AttentionOptions(scale=1.0)
+    )
     ours = copied(ours, theirs, q_proj="q", k_proj="k", v_proj="v", o_proj="o")
-    agree(ours(x, places, places, bias=bias(places, places)), expected)
+    agree(ours(x, LayerContext.of(places, bias=bias(places, places))), expected)
 
 
 def test_bart_attends_to_its_encoder():
     """A bias everywhere."""
     config = transformers.BartConfig(d_model=D)
     theirs = theirs_of("bart", "BartAttention", config, embed_dim=D, num_heads=4, layer_idx=0)
-    ours = CrossAttention(D, num_heads=4, num_kv_heads=4, head_dim=4, biases=("q", "k", "v", "o"))
+    ours = CrossAttention(
+        D, num_heads=4, num_kv_heads=4, head_dim=4, q_bias=True, k_bias=True, v_bias=True, o_bias=True
+    )
     ours = copied(ours, theirs, o_proj="out_proj")
     x, places, (states, memory) = stream(), Coordinates.range(T, 2), source()
     mask = hidden_as_infinity(full(), places, memory)
     expected = theirs(x, key_value_states=states, attention_mask=mask)[0]
-    agree(ours(x, places, EncoderOutput(states, memory)), expected)
+    agree(ours(x, LayerContext.of(places, encoder_output=EncoderOutput(states, memory))), expected)
 
 
 @pytest.mark.parametrize("local", [False, True])
@@ -188,14 +194,17 @@ def test_gpt_oss(local):
         head_dim=6,
         rule=rule,
         rotary=Rotary(6),
-        biases=("q", "k", "v", "o"),
+        q_bias=True,
+        k_bias=True,
+        v_bias=True,
+        o_bias=True,
         attention_sinks=True,
     )
     ours = copied(ours, theirs)
     x, places = stream(), Coordinates.range(T, 2)
     rotated = tuple(half.chunk(2, -1)[0] for half in angles(ours.rotary, places))
     expected, _ = theirs(x, rotated, hidden_as_infinity(rule, places, places))
-    agree(ours(x, places, places), expected)
+    agree(ours(x, LayerContext.of(places)), expected)
 
 
 def test_olmo2():
@@ -212,7 +221,7 @@ def test_olmo2():
     ours = copied(ours, theirs)
     x, places = stream(), Coordinates.range(T, 2)
     expected, _ = theirs(x, angles(ours.rotary, places), hidden_as_infinity(causal(), places, places))
-    agree(ours(x, places, places), expected, atol=1e-6)  # their norm works in float32
+    agree(ours(x, LayerContext.of(places)), expected, atol=1e-6)  # their norm works in float32
 
 
 def test_olmo_clips():
@@ -224,7 +233,7 @@ def test_olmo_clips():
     ours = copied(ours, theirs)
     x, places = stream() * 3, Coordinates.range(T, 2)
     expected, _ = theirs(x, angles(ours.rotary, places), hidden_as_infinity(causal(), places, places))
-    agree(ours(x, places, places), expected)
+    agree(ours(x, LayerContext.of(places)), expected)
 
 
 def test_gemma2_bends_its_scores():
@@ -234,12 +243,18 @@ def test_gemma2_bends_its_scores():
     )  # fmt: skip
     theirs = theirs_of("gemma2", "Gemma2Attention", config, layer_idx=1, kernel="eager")
     ours = GroupedQueryAttention(
-        D, num_heads=4, num_kv_heads=2, head_dim=6, rule=causal(), rotary=Rotary(6), softcap=0.7, scale=9**-0.5
+        D,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=6,
+        rule=causal(),
+        rotary=Rotary(6),
+        options=AttentionOptions(softcap=0.7, scale=9**-0.5),
     )
     ours = copied(ours, theirs)
     x, places = stream(), Coordinates.range(T, 2)
     expected, _ = theirs(x, angles(ours.rotary, places), hidden_as_infinity(causal(), places, places))
-    agree(ours(x, places, places), expected, atol=1e-6)  # their softmax works in float32
+    agree(ours(x, LayerContext.of(places)), expected, atol=1e-6)  # their softmax works in float32
 
 
 @pytest.mark.parametrize("norms", ["after", "before"])
@@ -255,7 +270,7 @@ def test_hunyuan_turns_before_its_norms(norms):
     ours = copied(ours, theirs, q_norm="query_layernorm", k_norm="key_layernorm")
     x, places = stream(), Coordinates.range(T, 2)
     expected, _ = theirs(x, angles(ours.rotary, places), hidden_as_infinity(causal(), places, places))
-    difference = (ours(x, places, places) - expected).abs().max()
+    difference = (ours(x, LayerContext.of(places)) - expected).abs().max()
     assert (difference < 1e-6) if norms == "after" else (difference > 1e-2)
 
 
@@ -275,13 +290,21 @@ def test_torch_multihead_attention():
     theirs = nn.MultiheadAttention(D, 4, batch_first=True, dtype=torch.float64).eval()
     nn.init.normal_(theirs.in_proj_bias)
     nn.init.normal_(theirs.out_proj.bias)
-    words = {"num_heads": 4, "num_kv_heads": 4, "head_dim": 4, "biases": ("q", "k", "v", "o")}
+    words = {
+        "num_heads": 4,
+        "num_kv_heads": 4,
+        "head_dim": 4,
+        "q_bias": True,
+        "k_bias": True,
+        "v_bias": True,
+        "o_bias": True,
+    }
     x, places, (states, memory) = stream(), Coordinates.range(T, 2), source()
     ours = _from_torch(GroupedQueryAttention(D, rule=causal(), **words), theirs)
     expected, weights = theirs(x, x, x, attn_mask=~causal().mask(places, places)[0, 0], average_attn_weights=False)
-    agree(ours(x, places, places), expected)
-    agree(ours.weights(x, places), weights)
+    agree(ours(x, LayerContext.of(places)), expected)
+    agree(ours.weights(x, LayerContext.of(places)), weights)
     ours = _from_torch(CrossAttention(D, **words), theirs)
     expected, weights = theirs(x, states, states, key_padding_mask=~memory.real, average_attn_weights=False)
-    agree(ours(x, places, EncoderOutput(states, memory)), expected)
-    agree(ours.weights(x, places, EncoderOutput(states, memory)), weights)
+    agree(ours(x, LayerContext.of(places, encoder_output=EncoderOutput(states, memory))), expected)
+    agree(ours.weights(x, LayerContext.of(places, encoder_output=EncoderOutput(states, memory))), weights)

@@ -11,8 +11,11 @@ from torch.utils.checkpoint import checkpoint
 from pellucid.errors import ShapeError
 from pellucid.nn import MLA, CrossAttention, EncoderOutput, GroupedQueryAttention, Rotary
 from pellucid.nn import init as first
+from pellucid.nn.attention import LayerContext
 from pellucid.nn.block import (
     DeepNormBlock,
+    ParallelBlock,
+    ParallelTwoNormBlock,
     PostNormBlock,
     PreNormBlock,
     SandwichBlock,
@@ -20,7 +23,6 @@ from pellucid.nn.block import (
 from pellucid.nn.ffn import GatedFFN
 from pellucid.nn.moe import GatedExperts, MoE, RouterStatsSink, SigmoidRouter, SoftmaxRouter
 from pellucid.nn.norms import LayerNorm, RMSNorm
-from pellucid.nn.parallel_block import ParallelBlock, ParallelTwoNormBlock
 from pellucid.visibility import Coordinates, causal
 
 D = 8
@@ -51,7 +53,7 @@ def stream():
 def written_out(block, x, m=1.0):
     """Each placement as its paper has it."""
     b = block
-    attend = lambda h: b.attention(h, TOKENS, TOKENS)  # noqa: E731
+    attend = lambda h: b.attention(h, LayerContext.of(TOKENS))  # noqa: E731
     match b:
         case PreNormBlock():
             x = x + m * attend(b.attn_norm(x))
@@ -76,13 +78,13 @@ def written_out(block, x, m=1.0):
 def test_blocks_are_their_formulas(kind, multiplier):
     block = make(kind, residual_multiplier=multiplier).double()
     x = stream()
-    torch.testing.assert_close(block(x, TOKENS, TOKENS), written_out(block, x, multiplier), rtol=0, atol=1e-12)
+    torch.testing.assert_close(block(x, LayerContext.of(TOKENS)), written_out(block, x, multiplier), rtol=0, atol=1e-12)
 
 
 def test_no_placement_is_another():
     x, outs = stream(), []
     for kind in BLOCKS:
-        outs.append(make(kind, norm=RMSNorm).double()(x, TOKENS, TOKENS))
+        outs.append(make(kind, norm=RMSNorm).double()(x, LayerContext.of(TOKENS)))
     for i, a in enumerate(outs):
         for b in outs[:i]:
             assert (a - b).abs().max() > 1e-3
@@ -97,7 +99,7 @@ def test_branch_ends_of_zero_show_where_the_norms_sit(kind, norm):
         block.attention.o_proj.weight.zero_()
         block.ffn.down_proj.weight.zero_()
     x = stream()
-    out = block(x, TOKENS, TOKENS)
+    out = block(x, LayerContext.of(TOKENS))
     if kind in (PostNormBlock, DeepNormBlock):
         alpha = getattr(block, "alpha", 1.0)
         torch.testing.assert_close(out, block.ffn_norm(alpha * block.attn_norm(alpha * x)))
@@ -110,8 +112,8 @@ def test_norms_of_branches_alone():
     block = make(SandwichBlock).double()
     block.attn_norm, block.ffn_norm = nn.Identity(), nn.Identity()
     x = stream()
-    half = x + block.attn_post_norm(block.attention(x, TOKENS, TOKENS))
-    torch.testing.assert_close(block(x, TOKENS, TOKENS), half + block.ffn_post_norm(block.ffn(half)))
+    half = x + block.attn_post_norm(block.attention(x, LayerContext.of(TOKENS)))
+    torch.testing.assert_close(block(x, LayerContext.of(TOKENS)), half + block.ffn_post_norm(block.ffn(half)))
 
 
 def test_which_stacks_need_a_final_norm():
@@ -125,13 +127,13 @@ def test_a_float32_stream_in_a_bfloat16_model(kind):
     narrow = copy.deepcopy(block).bfloat16()
     assert narrow.attention.q_proj.weight.dtype == torch.bfloat16
     x = stream().bfloat16()
-    out = narrow(x, TOKENS, TOKENS)
+    out = narrow(x, LayerContext.of(TOKENS))
     assert out.dtype == torch.float32
     exact = copy.deepcopy(narrow).double()
     exact.to_stream = nn.Identity()
-    assert (out.double() - exact(x.double(), TOKENS, TOKENS)).abs().max() < 0.05
-    assert narrow(out, TOKENS, TOKENS).dtype == torch.float32
-    assert make(kind).bfloat16()(x, TOKENS, TOKENS).dtype == torch.bfloat16
+    assert (out.double() - exact(x.double(), LayerContext.of(TOKENS))).abs().max() < 0.05
+    assert narrow(out, LayerContext.of(TOKENS)).dtype == torch.float32
+    assert make(kind).bfloat16()(x, LayerContext.of(TOKENS)).dtype == torch.bfloat16
 
 
 def test_a_float32_stream_keeps_what_bfloat16_rounds_away():
@@ -152,7 +154,7 @@ def test_a_float32_stream_keeps_what_bfloat16_rounds_away():
         block = PreNormBlock(attention=Half(D, D), ffn=Half(D, D), **words).bfloat16()
         x = torch.full((1, 1, D), 256.0).bfloat16()
         for _ in range(32):
-            x = block(x, TOKENS, TOKENS)
+            x = block(x, LayerContext.of(TOKENS))
         return x[0, 0, 0].item()
 
     assert after(None) == 256
@@ -173,9 +175,9 @@ def test_what_is_not_used_is_not_there(kind):
 def test_dropout_on_branches_changes_training_alone(kind):
     block, plain = make(kind, dropout=0.5).double(), make(kind).double()
     x = stream()
-    assert torch.equal(block(x, TOKENS, TOKENS), plain(x, TOKENS, TOKENS))
+    assert torch.equal(block(x, LayerContext.of(TOKENS)), plain(x, LayerContext.of(TOKENS)))
     block.train()
-    assert not torch.equal(block(x, TOKENS, TOKENS), plain(x, TOKENS, TOKENS))
+    assert not torch.equal(block(x, LayerContext.of(TOKENS)), plain(x, LayerContext.of(TOKENS)))
 
 
 def routed(kind):
@@ -190,12 +192,12 @@ PADDED = Coordinates(torch.tensor([[0, 1, 2, 3], [0, 1, 0, 0]]), torch.tensor([[
 @pytest.mark.parametrize("kind", BLOCKS)
 def test_blocks_tell_their_experts_what_is_padding(kind):
     block, x, router_stats = routed(kind), stream(), RouterStatsSink()
-    out = block(x, PADDED, PADDED, router_stats=router_stats)
+    out = block(x, LayerContext.of(PADDED, router_stats=router_stats))
     assert router_stats.sums.count.item() == 6
     assert router_stats.sums.tokens.sum().item() == 12
-    assert torch.equal(block(x, PADDED, PADDED), out)
+    assert torch.equal(block(x, LayerContext.of(PADDED)), out)
     plain = RouterStatsSink()
-    make(kind).double()(x, PADDED, PADDED, router_stats=plain)
+    make(kind).double()(x, LayerContext.of(PADDED, router_stats=plain))
     assert plain.sums is None
 
 
@@ -204,7 +206,7 @@ def test_the_balance_loss_comes_through_checkpointing(kind):
     def gradients(run):
         block, router_stats = routed(kind), RouterStatsSink()
         x = torch.ones(2, 4, D, dtype=torch.float64).cumsum(-1).cumsum(1).sin().requires_grad_()
-        out = run(block, x, PADDED, PADDED, router_stats=router_stats)
+        out = run(block, x, LayerContext.of(PADDED, router_stats=router_stats))
         loss = router_stats.sums.loss()
         (out.sum() + 3 * loss.total / loss.count).backward()
         return [x.grad, *(p.grad for p in block.parameters())], router_stats.sums
@@ -218,7 +220,7 @@ def test_the_balance_loss_comes_through_checkpointing(kind):
 
 def test_a_foreign_feed_forward_part_takes_the_stream_alone():
     block = make(PreNormBlock, ffn=nn.Linear(D, D)).double()
-    assert block(stream(), TOKENS, TOKENS).shape == (2, 4, D)
+    assert block(stream(), LayerContext.of(TOKENS)).shape == (2, 4, D)
 
 
 # First weights
@@ -230,7 +232,7 @@ def wide(kind, **words):
     norms = {name: RMSNorm(64) for name in NORMS.get(kind, ["attn_norm", "ffn_norm"])}
     return kind(
         attention=GroupedQueryAttention(
-            64, num_heads=4, num_kv_heads=4, head_dim=16, rule=causal(), biases=("q", "k", "v")
+            64, num_heads=4, num_kv_heads=4, head_dim=16, rule=causal(), q_bias=True, k_bias=True, v_bias=True
         ),
         ffn=MoE(router=router, experts=GatedExperts(64, 96, num_experts=4, bias=True)),
         dropout=0.0,
@@ -268,7 +270,7 @@ def test_pre_norm_makes_branch_ends_smaller_stacked_ones_too():
     assert (block.ffn.experts.down_proj == 0).all()
     assert_std(0.02, block.ffn.experts.gate_proj)
     x, places = torch.randn(1, 3, 64), Coordinates.range(3)
-    assert torch.equal(block(x, places, places), x)
+    assert torch.equal(block(x, LayerContext.of(places)), x)
 
 
 def test_parallel_starts_as_pre_norm():
@@ -316,10 +318,18 @@ def crossed(kind, **words):
     norms = {name: RMSNorm(64) for name in ("attn_norm", "ffn_norm", "cross_norm")}
     latent = MLA(
         64, num_heads=4, q_lora_rank=32, kv_lora_rank=48, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=24, rule=causal(), rotary=Rotary(8),
-        norm=RMSNorm, biases=("q_a", "kv_a", "o"),
+        norm=RMSNorm, q_a_bias=True, kv_a_bias=True, o_bias=True,
     )  # fmt: skip
     cross = CrossAttention(
-        64, encoder_hidden_size=96, num_heads=4, num_kv_heads=4, head_dim=16, biases=("q", "k", "v", "o")
+        64,
+        encoder_hidden_size=96,
+        num_heads=4,
+        num_kv_heads=4,
+        head_dim=16,
+        q_bias=True,
+        k_bias=True,
+        v_bias=True,
+        o_bias=True,
     )
     ffn = GatedFFN(64, 96, activation="silu", bias=True, dropout=0.0)
     block = kind(attention=latent, cross_attention=cross, ffn=ffn, dropout=0.0, **norms, **words)
@@ -350,7 +360,9 @@ def test_pre_norm_counts_the_branches_of_a_layer():
     assert_std(96**-0.5, cross.k_proj.weight, cross.v_proj.weight)
     first.init_pre_norm(block, layers=6, branches=3, std=None, residual="zero", generator=seeded())
     x, places = torch.randn(1, 3, 64), Coordinates.range(3)
-    assert torch.equal(block(x, places, places, memory=EncoderOutput(torch.randn(1, 3, 96), places)), x)
+    assert torch.equal(
+        block(x, LayerContext.of(places, encoder_output=EncoderOutput(torch.randn(1, 3, 96), places))), x
+    )
 
 
 def test_deep_norm_scales_the_values_of_latent_and_cross_attention():
@@ -413,7 +425,7 @@ def _moved(same_group):
     def run():
         h = torch.randn(2, 6, 32, generator=seeded())
         for block in same_group:
-            h = block(h, Coordinates.range(6, 2), Coordinates.range(6, 2))
+            h = block(h, LayerContext.of(Coordinates.range(6, 2)))
         return h
 
     before = run()

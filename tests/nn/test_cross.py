@@ -7,18 +7,20 @@ import pytest
 import torch
 from torch import nn
 
-from helpers.layers import CHUNKS, assert_chunks_agree, in_chunks, laid_out, new_cache, packed, run
+from helpers.layers import CHUNKS, assert_chunks_agree, in_chunks, laid_out, new_cache, packed, run, with_options
 from pellucid.errors import InputError, ShapeError, UnsupportedError
 from pellucid.nn import CrossAttention, EncoderOutput, GatedFFN, GroupedQueryAttention, RMSNorm
+from pellucid.nn.attention import LayerContext
 from pellucid.nn.backends import sdpa
 from pellucid.nn.block import (
     DeepNormBlock,
+    ParallelBlock,
+    ParallelTwoNormBlock,
     PostNormBlock,
     PreNormBlock,
     SandwichBlock,
 )
 from pellucid.nn.cache import LayerCache
-from pellucid.nn.parallel_block import ParallelBlock, ParallelTwoNormBlock
 from pellucid.visibility import Coordinates, causal, window
 
 D, M, N, K, H = 12, 10, 4, 2, 6
@@ -26,7 +28,7 @@ BACKENDS = ["reference", "sdpa", "varlen"]
 
 OPTIONS = {
     "plain": lambda: {},
-    "biases": lambda: {"biases": ("q", "k", "v", "o")},
+    "biases": lambda: {"q_bias": True, "k_bias": True, "v_bias": True, "o_bias": True},
     "norms of heads": lambda: {"q_norm": RMSNorm(H), "k_norm": RMSNorm(H)},
     "norms of projections": lambda: {"q_norm": RMSNorm(N * H), "k_norm": RMSNorm(K * H), "norm_over": "projection"},
     "clip_qkv": lambda: {"clip_qkv": 0.3},
@@ -37,7 +39,7 @@ OPTIONS = {
 def make(name="plain", **changes):
     torch.manual_seed(1)
     words = {"encoder_hidden_size": M, "num_heads": N, "num_kv_heads": K, "head_dim": H, **OPTIONS[name](), **changes}
-    part = CrossAttention(D, **words).double().eval()
+    part = CrossAttention(D, **with_options(words)).double().eval()
     with torch.no_grad():
         for parameter in part.parameters():
             if parameter.ndim == 1:
@@ -82,9 +84,9 @@ def written_out(part, x, memory):
     outs = []
     for head, shared in enumerate([0, 0, 1, 1]):
         own, theirs = slice(head * H, (head + 1) * H), slice(shared * H, (shared + 1) * H)
-        scores = q[..., own] @ k[..., theirs].mT * (H**-0.5 if part.scale is None else part.scale)
-        if part.softcap:
-            scores = part.softcap * (scores / part.softcap).tanh()
+        scores = q[..., own] @ k[..., theirs].mT * (H**-0.5 if part.options.scale is None else part.options.scale)
+        if part.options.softcap:
+            scores = part.options.softcap * (scores / part.options.softcap).tanh()
         outs.append(scores.softmax(-1) @ v[..., theirs])
     return part.o_proj(torch.cat(outs, -1))
 
@@ -92,7 +94,7 @@ def written_out(part, x, memory):
 @pytest.mark.parametrize("option", OPTIONS)
 def test_it_is_its_formula(option):
     part, x, memory = make(option), stream(), whole_memory()
-    got = part(x, Coordinates.range(2, 2), memory)
+    got = part(x, LayerContext.of(Coordinates.range(2, 2), encoder_output=memory))
     torch.testing.assert_close(got, written_out(part, x, memory.hidden_states), atol=1e-10, rtol=0)
 
 
@@ -100,12 +102,19 @@ def test_it_is_its_formula(option):
 def test_the_first_query_sees_the_whole_memory(backend):
     """B14: two queries, five keys: changing the last key changes what query 0 gets, whatever the backend."""
     part, x, memory, places = make(backend=backend), stream(), whole_memory(), Coordinates.range(2, 2)
-    out = part(x, places, memory)
-    torch.testing.assert_close(out, make(backend="reference")(x, places, memory), atol=1e-10, rtol=0)
+    out = part(x, LayerContext.of(places, encoder_output=memory))
+    torch.testing.assert_close(
+        out, make(backend="reference")(x, LayerContext.of(places, encoder_output=memory)), atol=1e-10, rtol=0
+    )
     for slot in range(5):
         moved = memory.hidden_states.clone()
         moved[:, slot] += 1
-        assert ((part(x, places, EncoderOutput(moved, memory.coordinates)) - out).abs().amax(-1) > 1e-6).all()
+        assert (
+            (part(x, LayerContext.of(places, encoder_output=EncoderOutput(moved, memory.coordinates))) - out)
+            .abs()
+            .amax(-1)
+            > 1e-6
+        ).all()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -113,15 +122,15 @@ def test_documents_read_their_own_memory(backend):
     """P-PACK: document d of the queries and document d of the memory, as if they were alone."""
     part, x, states = make(backend=backend), stream(1, 6), stream(1, 8, M)
     queries, places = packed(2, 3, 1), packed(4, 1, 3)
-    out = part(x, queries, EncoderOutput(states, places))
+    out = part(x, LayerContext.of(queries, encoder_output=EncoderOutput(states, places)))
     for own, theirs in (((0, 2), (0, 4)), ((2, 5), (4, 5)), ((5, 6), (5, 8))):
         memory = EncoderOutput(states[:, slice(*theirs)], Coordinates.range(theirs[1] - theirs[0]))
-        alone = part(x[:, slice(*own)], Coordinates.range(own[1] - own[0]), memory)
+        alone = part(x[:, slice(*own)], LayerContext.of(Coordinates.range(own[1] - own[0]), encoder_output=memory))
         torch.testing.assert_close(out[:, slice(*own)], alone, atol=1e-10, rtol=0)
     for other in (1e4, float("nan")):
         moved = states.clone()
         moved[0, :4] = other
-        again = part(x, queries, EncoderOutput(moved, places))
+        again = part(x, LayerContext.of(queries, encoder_output=EncoderOutput(moved, places)))
         assert torch.equal(again[0, 2:], out[0, 2:])
         assert not torch.equal(again[0, :2], out[0, :2])
 
@@ -136,14 +145,17 @@ def test_padding_of_the_memory_never_matters(option, bad):
 
     def outcome(value):
         padded = torch.where(places.real[..., None], states, torch.full((), value).double()).requires_grad_()
-        out = part(x, queries, EncoderOutput(padded, places))
+        out = part(x, LayerContext.of(queries, encoder_output=EncoderOutput(padded, places)))
         return [out, *torch.autograd.grad(out.square().sum(), [padded, *part.parameters()])]
 
     expected = outcome(0.0)
     assert (expected[1][~places.real] == 0).all()
     for got, want in zip(outcome(bad), expected, strict=True):
         assert torch.equal(got, want)
-    alone = part(x[1:], Coordinates.range(2), EncoderOutput(states[1:, 2:5], Coordinates.range(3)))
+    alone = part(
+        x[1:],
+        LayerContext.of(Coordinates.range(2), encoder_output=EncoderOutput(states[1:, 2:5], Coordinates.range(3))),
+    )
     torch.testing.assert_close(expected[0][1:], alone, atol=1e-10, rtol=0)
 
 
@@ -153,7 +165,7 @@ def test_an_empty_memory_gives_zero(option):
     part, x = make(option), stream(2, 3)
     queries = Coordinates(torch.tensor([[0, 1, 2], [0, 1, 0]]), torch.tensor([[1, 1, 1], [1, 1, 2]]))
     states = stream(2, 4, M).requires_grad_()
-    out = part(x, queries, EncoderOutput(states, laid_out((0, 3), (0, 1), 4)))
+    out = part(x, LayerContext.of(queries, encoder_output=EncoderOutput(states, laid_out((0, 3), (0, 1), 4))))
     assert (out[0] == 0).all()
     assert (out[1, 2] == 0).all()
     assert (out[1, :2] != 0).any()
@@ -239,9 +251,14 @@ def test_a_cache_tells_what_its_memory_is():
     same_group, x, memory = [block(), block()], stream(), whole_memory()
     cache = new_cache(same_group, 2, 9)
     with pytest.raises(InputError, match="no cache holds their keys and values; give EncoderOutput"):
-        make()(x, Coordinates.range(2, 2), EncoderOutput(None, memory.coordinates), cache.layers[0])
+        make()(
+            x,
+            LayerContext.of(
+                Coordinates.range(2, 2), encoder_output=EncoderOutput(None, memory.coordinates), cache=cache.layers[0]
+            ),
+        )
     with pytest.raises(InputError, match="no cache holds their keys and values; give EncoderOutput"):
-        make()(x, Coordinates.range(2, 2), EncoderOutput(None, memory.coordinates))
+        make()(x, LayerContext.of(Coordinates.range(2, 2), encoder_output=EncoderOutput(None, memory.coordinates)))
     with pytest.raises(ShapeError, match="memory has 3 rows but the cache has 2"):
         cache.set_encoder_output(Coordinates.range(5, 3))
     run(same_group, x, Coordinates.range(2, 2), cache, memory)
@@ -267,11 +284,13 @@ def test_a_pass_that_failed_leaves_nothing_of_its_memory():
 
 def test_states_that_are_given_count_whatever_a_cache_holds():
     part, x, places, kept = make(), stream(), Coordinates.range(2, 2), LayerCache(())
-    part(x, places, whole_memory(), kept)
+    part(x, LayerContext.of(places, encoder_output=whole_memory(), cache=kept))
     memory = whole_memory()
-    expected = part(x, places, memory)
-    assert torch.equal(part(x, places, memory, kept), expected)
-    assert torch.equal(part(x, places, EncoderOutput(None, memory.coordinates), kept), expected)
+    expected = part(x, LayerContext.of(places, encoder_output=memory))
+    assert torch.equal(part(x, LayerContext.of(places, encoder_output=memory, cache=kept)), expected)
+    assert torch.equal(
+        part(x, LayerContext.of(places, encoder_output=EncoderOutput(None, memory.coordinates), cache=kept)), expected
+    )
 
 
 def test_gradients_reach_the_memory_at_the_first_pass_and_stop_there():
@@ -289,20 +308,25 @@ def test_states_of_a_wider_stream():
     """An encoder with a float32 stream hands its states to weights in bfloat16."""
     part = make().bfloat16()
     memory = EncoderOutput(stream(2, 5, M).float(), Coordinates.range(5, 2))
-    assert part(stream().bfloat16(), Coordinates.range(2, 2), memory).dtype == torch.bfloat16
+    assert (
+        part(stream().bfloat16(), LayerContext.of(Coordinates.range(2, 2), encoder_output=memory)).dtype
+        == torch.bfloat16
+    )
 
 
 def test_weights_are_those_of_the_forward_pass():
     for option in OPTIONS:
         part, x = make(option), stream()
         memory = EncoderOutput(stream(2, 5, M), laid_out((5, 3), (0, 1), 5))
-        weights = part.weights(x, Coordinates.range(2, 2), memory)
+        weights = part.weights(x, LayerContext.of(Coordinates.range(2, 2), encoder_output=memory))
         assert weights.shape == (2, N, 2, 5)
         assert (weights[1, :, :, [0, 4]] == 0).all()
         torch.testing.assert_close(weights.sum(-1), torch.ones(2, N, 2).double())
-        v = part._projected(part.v_proj, memory.hidden_states).repeat_interleave(N // K, 2)
+        v = part._project(part.v_proj, memory.hidden_states).repeat_interleave(N // K, 2)
         out = part.o_proj(torch.einsum("bnts,bsnh->btnh", weights, v).flatten(-2))
-        torch.testing.assert_close(out, part(x, Coordinates.range(2, 2), memory), atol=1e-10, rtol=0)
+        torch.testing.assert_close(
+            out, part(x, LayerContext.of(Coordinates.range(2, 2), encoder_output=memory)), atol=1e-10, rtol=0
+        )
 
 
 def test_names_sizes_and_dropout():
@@ -311,14 +335,19 @@ def test_names_sizes_and_dropout():
     assert state["k_proj.weight"].shape == (K * H, M)
     assert make(encoder_hidden_size=None).k_proj.weight.shape == (K * H, D)
     part, x, memory, places = make(dropout=0.9), stream(), whole_memory(), Coordinates.range(2, 2)
-    assert torch.equal(part(x, places, memory), make()(x, places, memory))
+    assert torch.equal(
+        part(x, LayerContext.of(places, encoder_output=memory)),
+        make()(x, LayerContext.of(places, encoder_output=memory)),
+    )
     part.train()
-    assert not torch.equal(part(x, places, memory), part(x, places, memory))
+    assert not torch.equal(
+        part(x, LayerContext.of(places, encoder_output=memory)), part(x, LayerContext.of(places, encoder_output=memory))
+    )
 
 
 def test_what_does_not_fit_is_named():
     with pytest.raises(
-        ShapeError, match=r"states are \(2, 5\), but its coordinates are \(2, 4\); give one coordinate a slot"
+        ShapeError, match=r"states are \(2, 5\), but their coordinates are \(2, 4\); give one coordinate a slot"
     ):
         EncoderOutput(stream(2, 5, M), Coordinates.range(4, 2))
     with pytest.raises(InputError, match="norm_over is 'all'"):
@@ -331,8 +360,8 @@ CROSSED = [PreNormBlock, PostNormBlock, DeepNormBlock, SandwichBlock]
 
 
 def block_written_out(b, x, places, memory):
-    attend = lambda h: b.attention(h, places, places)  # noqa: E731
-    read = lambda h: b.cross_attention(h, places, memory)  # noqa: E731
+    attend = lambda h: b.attention(h, LayerContext.of(places))  # noqa: E731
+    read = lambda h: b.cross_attention(h, LayerContext.of(places, encoder_output=memory))  # noqa: E731
     match b:
         case PreNormBlock():
             x = x + attend(b.attn_norm(x))
@@ -356,7 +385,7 @@ def block_written_out(b, x, places, memory):
 def test_blocks_read_between_their_halves(kind):
     made, x, memory, places = block(kind), stream(), whole_memory(), Coordinates.range(2, 2)
     expected = block_written_out(made, x, places, memory)
-    torch.testing.assert_close(made(x, places, places, memory=memory), expected, atol=1e-12, rtol=0)
+    torch.testing.assert_close(made(x, LayerContext.of(places, encoder_output=memory)), expected, atol=1e-12, rtol=0)
     names = [name.split(".")[0] for name in made.state_dict()]
     assert names.index("attention") < names.index("cross_norm") < names.index("cross_attention") < names.index("ffn")
 
@@ -368,23 +397,23 @@ def test_dropout_and_multipliers_reach_the_branch_of_the_memory(kind):
     with torch.no_grad():
         made.attention.o_proj.weight.zero_()
         made.ffn.down_proj.weight.zero_()
-    plain = made(x, places, places, memory=memory)
+    plain = made(x, LayerContext.of(places, encoder_output=memory))
     made.residual_dropout = nn.Dropout(0.5)
     made.train()
-    assert not torch.equal(made(x, places, places, memory=memory), plain)
+    assert not torch.equal(made(x, LayerContext.of(places, encoder_output=memory)), plain)
 
 
 @pytest.mark.parametrize("kind", CROSSED)
 def test_a_memory_and_a_block_must_fit(kind):
     made, x, places = block(kind), stream(), Coordinates.range(2, 2)
-    with pytest.raises(InputError, match="got no memory; give memory=EncoderOutput"):
-        made(x, places, places)
+    with pytest.raises(InputError, match="has cross-attention, but the context no encoder_output"):
+        made(x, LayerContext.of(places))
     words = {name: getattr(made, name) for name in ("attention", "ffn", "attn_norm", "ffn_norm")}
     words |= {"alpha": 1.5} if kind is DeepNormBlock else {}
     if kind is SandwichBlock:
         words |= {"attn_post_norm": nn.Identity(), "ffn_post_norm": nn.Identity()}
-    with pytest.raises(InputError, match="got a memory, but has no cross-attention"):
-        kind(dropout=0.0, **words)(x, places, places, memory=whole_memory())
+    with pytest.raises(InputError, match="but this block no cross-attention"):
+        kind(dropout=0.0, **words)(x, LayerContext.of(places, encoder_output=whole_memory()))
     with pytest.raises(InputError, match=r"got cross_attention, but no cross_norm.*; give all of them, or none"):
         kind(dropout=0.0, cross_attention=make(), **words)
 
@@ -396,8 +425,8 @@ def test_parallel_blocks_have_no_place_for_a_memory(kind):
     words = {"attention": made.attention, "ffn": made.ffn, "dropout": 0.0, **norms}
     with pytest.raises(UnsupportedError, match=f"{kind.__name__} got cross-attention, but its halves run side by side"):
         kind(cross_attention=make(), cross_norm=RMSNorm(D), **words)
-    with pytest.raises(InputError, match="got a memory, but has no cross-attention"):
-        kind(**words).double()(stream(), places, places, memory=whole_memory())
+    with pytest.raises(InputError, match="but this block no cross-attention"):
+        kind(**words).double()(stream(), LayerContext.of(places, encoder_output=whole_memory()))
 
 
 # How far it is to the kernel
@@ -419,7 +448,7 @@ def test_three_frames_of_ours_to_the_kernel(monkeypatch):
     real = sdpa.scaled_dot_product_attention
     monkeypatch.setattr(sdpa, "scaled_dot_product_attention", kernel)
     made, places = block(), Coordinates.range(2, 2)
-    made(stream(), places, places, memory=whole_memory())
+    made(stream(), LayerContext.of(places, encoder_output=whole_memory()))
     assert depths == [["forward", "forward", "attend", "attend"]] * 2
 
 
@@ -431,7 +460,8 @@ from pellucid.visibility import Coordinates, causal
 torch.manual_seed(0)
 words = {"ffn": GatedFFN(12, 8, activation="silu", bias=False, dropout=0.0), "dropout": 0.0}
 grouped = GroupedQueryAttention(
-    12, num_heads=4, num_kv_heads=2, head_dim=6, rule=causal(), rotary=Rotary(6), attention_sinks=True, softcap=2.0, clip_qkv=0.5
+    12, num_heads=4, num_kv_heads=2, head_dim=6, rule=causal(), rotary=Rotary(6), attention_sinks=True,
+    options=AttentionOptions(softcap=2.0), clip_qkv=0.5
 )
 latent = MLA(
     12, num_heads=2, q_lora_rank=4, kv_lora_rank=6, qk_nope_head_dim=4, qk_rope_head_dim=4, v_head_dim=5, rule=causal(), rotary=Rotary(4),
@@ -442,7 +472,7 @@ for kind, attention in ((PreNormBlock, grouped), (PostNormBlock, latent)):
     cross = CrossAttention(12, encoder_hidden_size=10, num_heads=4, num_kv_heads=2, head_dim=6)
     norms = {name: RMSNorm(12) for name in ("attn_norm", "ffn_norm", "cross_norm")}
     block = kind(attention=attention, cross_attention=cross, **norms, **words)
-    step = lambda x, states: block(x, places, places, memory=EncoderOutput(states, places))
+    step = lambda x, states: block(x, LayerContext.of(places, encoder_output=EncoderOutput(states, places)))
     x, states = torch.randn(2, 3, 12), torch.randn(2, 3, 10)
     expected = step(x, states)  # the places have been asked by now, and a lock around their answers is not traced
     compiled = torch.compile(step, backend="eager", fullgraph=True)

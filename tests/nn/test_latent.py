@@ -14,9 +14,11 @@ from helpers.layers import (
     new_cache,
     packed,
     run,
+    with_options,
 )
 from pellucid.errors import InputError, ShapeError, UnsupportedError
 from pellucid.nn import MLA, PreNormBlock, RMSNorm, Rotary
+from pellucid.nn.attention import LayerContext
 from pellucid.nn.positions import RelativeBias, YarnScaling
 from pellucid.visibility import Coordinates, causal, full, sinks, window
 
@@ -27,7 +29,7 @@ YARN = YarnScaling(4.0, 64, mscale=1.0, mscale_all_dim=0.8)
 OPTIONS = {
     "plain": lambda: {},
     "no q rank": lambda: {"q_lora_rank": None},
-    "biases": lambda: {"biases": ("q_a", "kv_a", "o")},
+    "biases": lambda: {"q_a_bias": True, "kv_a_bias": True, "o_bias": True},
     "interleaved": lambda: {"rotary": Rotary(P, interleaved=True)},
     "yarn": lambda: {"rotary": Rotary(P, scaling=YARN)},
     "softcap": lambda: {"softcap": 0.5},
@@ -42,7 +44,7 @@ def make(name="plain", *, absorbed=False, **changes):
         "num_heads": N, "q_lora_rank": 7, "kv_lora_rank": R, "qk_nope_head_dim": Q, "qk_rope_head_dim": P, "v_head_dim": U, "rule": causal(),
         "rotary": Rotary(P), "norm": RMSNorm, **OPTIONS[name](), **changes,
     }  # fmt: skip
-    part = MLA(D, absorbed=absorbed, **words).double().eval()
+    part = MLA(D, absorbed=absorbed, **with_options(words)).double().eval()
     with torch.no_grad():
         for parameter in part.parameters():
             if parameter.ndim == 1:
@@ -79,8 +81,8 @@ def written_out(part, x, places, scale):
         for row in range(len(x)):
             for t in range(x.shape[1]):
                 scores = scale * keys[row, : t + 1] @ query[row, t]
-                if part.softcap:
-                    scores = part.softcap * (scores / part.softcap).tanh()
+                if part.options.softcap:
+                    scores = part.options.softcap * (scores / part.options.softcap).tanh()
                 values = latent[row, : t + 1] @ rows[Q:].T
                 out[row, t, head * U : (head + 1) * U] = scores.softmax(0) @ values
     return part.o_proj(out)
@@ -93,12 +95,14 @@ def test_it_is_the_papers_formula(option, absorbed):
     part, x, places = make(option, absorbed=absorbed), stream(), Coordinates.range(5, 2)
     plain = 10**-0.5
     scale = {"scale": 1.0, "yarn": plain * (0.1 * 0.8 * math.log(4) + 1) ** 2}.get(option, plain)
-    torch.testing.assert_close(part(x, places, places), written_out(part, x, places, scale), atol=1e-10, rtol=0)
+    torch.testing.assert_close(
+        part(x, LayerContext.of(places)), written_out(part, x, places, scale), atol=1e-10, rtol=0
+    )
 
 
 def test_no_option_does_nothing():
     x, places = stream(), Coordinates.range(5, 2)
-    outs = [make(option)(x, places, places) for option in OPTIONS]
+    outs = [make(option)(x, LayerContext.of(places)) for option in OPTIONS]
     for i, a in enumerate(outs):
         for b in outs[:i]:
             assert (a - b).abs().max() > 1e-4
@@ -116,7 +120,7 @@ def test_both_forms_agree_in_numbers_and_gradients(places, rule, backend):
     outcomes = []
     for absorbed in (False, True):
         part = make(absorbed=absorbed, rule=rule, backend=backend)
-        out = part(x, places, places)
+        out = part(x, LayerContext.of(places))
         gradients = torch.autograd.grad((out * torch.arange(D)).square().sum(), [x, *part.parameters()])
         outcomes.append([out, *gradients])
     for explicit, absorbed in zip(*outcomes, strict=True):
@@ -131,9 +135,11 @@ def test_both_forms_agree_under_a_bias_and_a_softcap():
     )
     nn.init.normal_(bias.weight, std=5.0)
     x, added = stream(2, 6), bias(places, places)
-    explicit, absorbed = (make("softcap", absorbed=form)(x, places, places, bias=added) for form in (False, True))
+    explicit, absorbed = (
+        make("softcap", absorbed=form)(x, LayerContext.of(places, bias=added)) for form in (False, True)
+    )
     torch.testing.assert_close(absorbed, explicit, atol=1e-10, rtol=0)
-    assert (explicit - make("softcap")(x, places, places)).abs().max() > 1e-3
+    assert (explicit - make("softcap")(x, LayerContext.of(places))).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("absorbed", [False, True, "auto"])
@@ -230,12 +236,12 @@ def test_a_row_that_sees_nothing_gives_zero(absorbed):
 def test_weights_are_those_of_the_forward_pass():
     for option in OPTIONS:
         part, x, places = make(option), stream(), laid_out((5, 3), (0, 2), 5)
-        weights = part.weights(x, places)
+        weights = part.weights(x, LayerContext.of(places))
         assert (weights[~causal().mask(places, places).expand_as(weights)] == 0).all()
         latent, _ = part._latents(x, places)
         v = torch.einsum("bsr,nur->bsnu", latent, part.up()[1])
         out = part.o_proj(torch.einsum("bnts,bsnu->btnu", weights, v).flatten(-2))
-        torch.testing.assert_close(out, part(x, places, places), atol=1e-10, rtol=0)
+        torch.testing.assert_close(out, part(x, LayerContext.of(places)), atol=1e-10, rtol=0)
 
 
 def test_names_in_the_state_dict():
@@ -250,19 +256,15 @@ def test_names_in_the_state_dict():
 def test_dropout_is_for_training_alone():
     for absorbed in (False, True):
         part, x, places = make(dropout=0.9, absorbed=absorbed), stream(), Coordinates.range(5, 2)
-        assert torch.equal(part(x, places, places), make(absorbed=absorbed)(x, places, places))
+        assert torch.equal(part(x, LayerContext.of(places)), make(absorbed=absorbed)(x, LayerContext.of(places)))
         part.train()
-        assert not torch.equal(part(x, places, places), part(x, places, places))
+        assert not torch.equal(part(x, LayerContext.of(places)), part(x, LayerContext.of(places)))
 
 
 def test_what_does_not_fit_is_named():
-    with pytest.raises(ShapeError, match="qk_rope_head_dim is 4, but the rotary turns 8; make them agree"):
+    with pytest.raises(ShapeError, match="qk_rope_head_dim is 4, but rotary is for heads of 8; make them agree"):
         make(rotary=Rotary(8))
-    with pytest.raises(
-        InputError, match=r"biases names \['q_a'\], but .* kv_a, o and, with a q_lora_rank \(here None\), q_a"
-    ):
-        make("no q rank", biases=("q_a",))
-    with pytest.raises(InputError, match=r"biases names \['kv_b'\]"):
-        make(biases=("kv_b",))
+    with pytest.raises(InputError, match="q_a_bias is true, but without a q_lora_rank"):
+        make("no q rank", q_a_bias=True)
     with pytest.raises(UnsupportedError, match="sdpa has no softcap"):
-        make("softcap", backend="sdpa")(stream(), Coordinates.range(5, 2), Coordinates.range(5, 2))
+        make("softcap", backend="sdpa")(stream(), LayerContext.of(Coordinates.range(5, 2)))

@@ -11,6 +11,7 @@ from pellucid.data import Batch
 from pellucid.errors import InputError
 from pellucid.models import build
 from pellucid.nn import DenseFFN, GatedFFN, LayerNorm, PostNormBlock, PreNormBlock, RMSNorm
+from pellucid.nn.attention import LayerContext
 from pellucid.visibility import Coordinates
 
 
@@ -60,9 +61,9 @@ def test_a_branch_of_zero_shows_where_the_norm_sits():
     x = torch.randn(2, 3, 8)
     tokens = Coordinates.range(3, 2)
     parts = {"attention": _Zero(), "ffn": _Zero(), "attn_norm": RMSNorm(8), "ffn_norm": RMSNorm(8), "dropout": 0.0}
-    assert torch.equal(PreNormBlock(**parts)(x, tokens, tokens), x)
+    assert torch.equal(PreNormBlock(**parts)(x, LayerContext.of(tokens)), x)
     norm = RMSNorm(8)
-    torch.testing.assert_close(PostNormBlock(**parts)(x, tokens, tokens), norm(norm(x)))
+    torch.testing.assert_close(PostNormBlock(**parts)(x, LayerContext.of(tokens)), norm(norm(x)))
 
 
 def test_placements_bring_their_final_norm_and_first_weights():

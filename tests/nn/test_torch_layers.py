@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from pellucid.data import Batch
 from pellucid.errors import InputError, UnsupportedError
 from pellucid.nn import CrossAttention, EncoderOutput, GroupedQueryAttention, PostNormBlock, PreNormBlock, from_torch
+from pellucid.nn.attention import LayerContext
 from pellucid.visibility import Coordinates, causal, from_additive, from_hidden, full
 
 D, HEADS, T, S = 16, 4, 6, 5
@@ -104,8 +105,8 @@ def test_attention(masks, rule, batch_first, bias):
     ours = from_torch(theirs, rule=rule)
     assert type(ours) is GroupedQueryAttention
     x = turned(x, theirs)
-    agree(ours(x, whole(), whole()), turned(expected, theirs))
-    torch.testing.assert_close(ours.weights(x, whole()), weights, rtol=0, atol=1e-12)
+    agree(ours(x, LayerContext.of(whole())), turned(expected, theirs))
+    torch.testing.assert_close(ours.weights(x, LayerContext.of(whole())), weights, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("encoder_hidden_size", [D, 10])
@@ -118,7 +119,7 @@ def test_attention_to_a_memory(encoder_hidden_size, bias):
     expected, _ = theirs(x, memory, memory, key_padding_mask=hidden_padding(MEMORY, S))
     ours = from_torch(theirs, cross=True)
     assert type(ours) is CrossAttention
-    agree(ours(x, whole(), EncoderOutput(memory, padded(MEMORY, S))), expected)
+    agree(ours(x, LayerContext.of(whole(), encoder_output=EncoderOutput(memory, padded(MEMORY, S)))), expected)
 
 
 @pytest.mark.parametrize(("masks", "rule"), MASKS.values(), ids=MASKS)
@@ -133,7 +134,7 @@ def test_encoder_layers(masks, rule, activation, norm_first):
     ours = from_torch(shaken(theirs), rule=rule)
     assert type(ours) is (PreNormBlock if norm_first else PostNormBlock)
     x = stream()
-    agree(ours(x, whole(), whole()), theirs(x, **masks))
+    agree(ours(x, LayerContext.of(whole())), theirs(x, **masks))
 
 
 @each_norm_first
@@ -144,7 +145,7 @@ def test_padding_may_be_said_by_coordinates(norm_first, bias, batch_first):
     ours = from_torch(shaken(theirs), rule=causal())
     x, places = stream(), padded(KEPT, T)
     expected = theirs(turned(x, theirs), src_mask=hidden_future(), src_key_padding_mask=hidden_padding(KEPT, T))
-    agree(ours(x, places, places), turned(expected, theirs), KEPT)
+    agree(ours(x, LayerContext.of(places)), turned(expected, theirs), KEPT)
 
 
 @each_norm_first
@@ -164,7 +165,7 @@ def test_decoder_layers(norm_first, bias, batch_first, activation):
         tgt_key_padding_mask=hidden_padding(KEPT, T),
         memory_key_padding_mask=hidden_padding(MEMORY, S),
     )
-    got = ours(x, places, places, memory=EncoderOutput(memory, padded(MEMORY, S)))
+    got = ours(x, LayerContext.of(places, encoder_output=EncoderOutput(memory, padded(MEMORY, S))))
     agree(got, turned(expected, theirs), KEPT)
 
 
@@ -214,8 +215,8 @@ def test_a_mask_taken_the_other_way_round_gives_something_else():
     hidden.fill_diagonal_(False)
     x = stream()
     expected = theirs(x, src_mask=hidden)
-    agree(from_torch(theirs, rule=from_hidden(hidden))(x, whole(), whole()), expected)
-    upside_down = from_torch(theirs, rule=from_hidden(~hidden))(x, whole(), whole())
+    agree(from_torch(theirs, rule=from_hidden(hidden))(x, LayerContext.of(whole())), expected)
+    upside_down = from_torch(theirs, rule=from_hidden(~hidden))(x, LayerContext.of(whole()))
     assert float((upside_down - expected).detach().abs().max()) > 0.1
 
 
@@ -226,7 +227,7 @@ def test_a_row_that_sees_nothing_attends_to_nothing():
     x = stream()
     fused, _ = theirs(x, x, x, key_padding_mask=hidden, need_weights=False)
     plain, _ = theirs(x, x, x, key_padding_mask=hidden, need_weights=True)
-    got = from_torch(theirs, rule=from_hidden(hidden, padding=True))(x, whole(), whole())
+    got = from_torch(theirs, rule=from_hidden(hidden, padding=True))(x, LayerContext.of(whole()))
     agree(got[[0, 2]], plain[[0, 2]])
     agree(got, fused)
     assert plain[1].isnan().all()
@@ -244,14 +245,14 @@ def test_weights_are_copies_and_nothing_random_happens():
     assert [n for n, p in ours.named_parameters() if not p.requires_grad] == ["ffn.up_proj.weight"]
     assert not {p.data_ptr() for p in ours.parameters()} & {p.data_ptr() for p in theirs.parameters()}
     assert ours.training
-    assert (ours.attention.dropout, ours.ffn.inner_dropout.p, ours.residual_dropout.p) == (0.25, 0.25, 0.25)
+    assert (ours.attention.options.dropout, ours.ffn.inner_dropout.p, ours.residual_dropout.p) == (0.25, 0.25, 0.25)
 
 
 def test_gradients_agree_too():
     theirs = shaken(nn.TransformerEncoderLayer(D, HEADS, 24, batch_first=True))
     ours, x = from_torch(theirs, rule=causal()), stream()
     theirs(x, src_mask=hidden_future()).square().sum().backward()
-    ours(x, whole(), whole()).square().sum().backward()
+    ours(x, LayerContext.of(whole())).square().sum().backward()
     q, k, v = theirs.self_attn.in_proj_weight.grad.chunk(3)
     for got, expected in ((ours.attention.q_proj, q), (ours.attention.k_proj, k), (ours.attention.v_proj, v)):
         torch.testing.assert_close(got.weight.grad, expected, rtol=1e-12, atol=1e-12)
@@ -294,5 +295,5 @@ def test_what_means_nothing_is_refused():
         from_torch(nn.TransformerEncoderLayer(D, HEADS, 24), cross=True)
     with pytest.raises(InputError, match="takes no rule"):
         from_torch(nn.MultiheadAttention(D, HEADS), cross=True, rule=causal())
-    with pytest.raises(UnsupportedError, match="a memory has one size"):
+    with pytest.raises(UnsupportedError, match="output has one width"):
         from_torch(nn.MultiheadAttention(D, HEADS, kdim=3, vdim=4), cross=True)

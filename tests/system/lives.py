@@ -23,10 +23,10 @@ import torch
 from pellucid.checkpoints import load, store
 from pellucid.data.loader import Loader
 from pellucid.errors import InputError
-from pellucid.models.decoder import Decoder
+from pellucid.models.architectures import Decoder
 from pellucid.training import TrainConfig, state, train
 from pellucid.training.events import Event, Prepared
-from pellucid.training.optim import Optimizers
+from pellucid.training.optim import OptimizerSet
 
 importlib.import_module("torch._dynamo")  # which a model without memory needs: once for all lives
 
@@ -150,9 +150,9 @@ def in_prune(die: Death) -> None:
 
 
 POINTS: dict[str, Callable[[Death], None]] = {
-    "gradient_accumulation_steps": lambda die: forward(die, training=True),
+    "accumulation": lambda die: forward(die, training=True),
     "validation": lambda die: forward(die, training=False),
-    "optimizer": lambda die: around(Optimizers, "step", after=lambda *_: die()),
+    "optimizer": lambda die: around(OptimizerSet, "step", after=lambda *_: die()),
     "log": in_write,
     "state written": lambda die: around(state, "save_state", after=lambda *_: die()),
     "weights written": lambda die: around(store, "write_weights", after=lambda *_: die()),
@@ -180,7 +180,7 @@ def look(killed: Path, straight: Path) -> None:
         wanted = load(straight / "checkpoints" / name, check="digests").model.state_dict()
         assert all(torch.equal(value, wanted[key]) for key, value in found.model.state_dict().items()), path
         if whole:
-            assert state.read_counters(path / state.FOLDER).step == int(name.removeprefix("step-"))
+            assert state.read_trainer_state(path / state.FOLDER).step == int(name.removeprefix("step-"))
     if (killed / "last").exists():
         assert (checkpoints / (killed / "last").read_text().strip()).is_dir()
 

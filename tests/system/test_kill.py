@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="lives are forks
 # What a kill is in the middle of, and which one of them; the run has about 20 of each.
 POINTS = [
     ("sync", 1),  # nothing but an empty run folder
-    ("gradient_accumulation_steps", 8),
+    ("accumulation", 8),
     ("state written", 1),
     ("after rename", 1),  # a whole checkpoint that nothing points to yet
     ("validation", 3),

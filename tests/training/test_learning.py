@@ -11,14 +11,13 @@ import torch
 from helpers.small_jobs import JOBS, job
 from pellucid.batch import Batch
 from pellucid.training.config import AdamWConfig, TrainConfig
-from pellucid.training.optim import make_optimizers
+from pellucid.training.optim import lr_multiplier, make_optimizers
 from pellucid.training.results import Validation
 from pellucid.training.run_folder import RunFolder
-from pellucid.training.schedule import lr_multiplier
 from pellucid.training.setup import RunComponents, prepare
 from pellucid.training.step import StepContext, train_step
 
-WHERE = StepContext(1, list, None)
+CONTEXT = StepContext(1, list, None)
 
 
 def parts_of(words: dict[str, Any], folder: Path, **changes: Any) -> tuple[TrainConfig, RunComponents]:
@@ -32,8 +31,8 @@ def learnt(
     """What is found before the first step and after the last."""
     config, parts = parts_of(words, folder, **changes)
     assert parts.evaluator is not None
-    before = parts.evaluator.validate(parts.model, final=False)
-    assert parts.evaluator.validate(parts.model, final=False) == before, "the same rows, and the same dice"
+    before = parts.evaluator.evaluate(parts.model, final=False)
+    assert parts.evaluator.evaluate(parts.model, final=False) == before, "the same rows, and the same dice"
     parts.model.train()
     for step in range(steps):
         parts.optimizers.set_learning_rate(lr_multiplier(config, step, 0.0))
@@ -42,10 +41,10 @@ def learnt(
             [next(parts.loader)],
             parts.optimizers,
             max_grad_norm=1.0,
-            where=WHERE,
+            context=CONTEXT,
             load_balancing=config.load_balancing,
         )
-    return before, parts.evaluator.validate(parts.model, final=True), parts
+    return before, parts.evaluator.evaluate(parts.model, final=True), parts
 
 
 STEPS = {"span_corruption": 80, "seq2seq": 80, "prompted": 60}
@@ -79,7 +78,7 @@ def test_micro_batches_add_up_to_one_batch(name: str, tmp_path: Path) -> None:
     results, gradients = [], []
     for cuts in ((0, 6), (0, 1, 4, 6)):
         some = [piece(rows, start, stop) for start, stop in pairwise(cuts)]
-        results.append(train_step(model, some, optimizers, max_grad_norm=None, where=WHERE))
+        results.append(train_step(model, some, optimizers, max_grad_norm=None, context=CONTEXT))
         gradients.append([p.grad.clone() for p in optimizers.parameters])
     assert results[0].num_targets == results[1].num_targets > 3
     assert results[0].loss == pytest.approx(results[1].loss, rel=1e-10)

@@ -15,18 +15,19 @@ import torch
 from safetensors.torch import load_file
 
 from pellucid.checkpoints import store
+from pellucid.checkpoints.verify import verify
 from pellucid.configfile import to_yaml
 from pellucid.data.corpus import open_corpus
 from pellucid.errors import CheckpointError, ConfigError, DataError, InputError, StorageError, TrainingError
-from pellucid.models.decoder import Decoder
+from pellucid.models.architectures import Decoder
 from pellucid.training import loop, setup
 from pellucid.training import run_folder as run_folder_module
 from pellucid.training.config import TrainConfig
+from pellucid.training.evaluation import bits_per_byte
 from pellucid.training.events import Event, Interrupted, Prepared, Saved, Stepped, Validated
 from pellucid.training.loop import TrainResult, train
-from pellucid.training.schedule import lr_multiplier
+from pellucid.training.optim import lr_multiplier
 from pellucid.training.step import StepContext, StepResult, train_step
-from pellucid.training.validation import bits_per_byte
 
 WORDS = [
     "to",
@@ -384,10 +385,10 @@ def test_a_disk_that_fills_up_stops_the_run_with_the_last_good_checkpoint_named(
 def test_a_loss_that_is_not_finite_names_step_documents_and_checkpoint(
     tmp_path: Path, words: dict[str, Any], texts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def poisoned(model: Decoder, *batches: Any, where: StepContext, **settings: Any) -> StepResult:
-        if where.step == 4:
+    def poisoned(model: Decoder, *batches: Any, context: StepContext, **settings: Any) -> StepResult:
+        if context.step == 4:
             model.norm.weight.data[0] = float("nan")
-        return train_step(model, *batches, where=where, **settings)
+        return train_step(model, *batches, context=context, **settings)
 
     monkeypatch.setattr(loop, "train_step", poisoned)
     with pytest.raises(
@@ -405,3 +406,35 @@ def test_the_result_is_plain(tmp_path: Path, words: dict[str, Any]) -> None:
     assert isinstance(result, TrainResult)
     assert result.tokens_per_second > 0
     assert not result.interrupted
+
+
+# ---- what checkpoints are proved by
+
+
+def proofs(run: Path) -> dict[str, bool]:
+    """Which steps have a witness."""
+    contracts = {path.name: json.loads((path / store.CONTRACT).read_text()) for path in run.glob("checkpoints/*")}
+    return {name: contract["witness"] is not None for name, contract in contracts.items()}
+
+
+def test_the_first_and_the_last_checkpoint_carry_a_witness(tmp_path: Path, words: dict[str, Any]) -> None:
+    wanted = config(words, eval_steps=0, evaluation={}, save_total_limit=9)
+    run = train(wanted, tmp_path / "run").run
+    assert proofs(run) == {"step-00000002": True, "step-00000004": False, "step-00000006": True}
+    assert all(verify(path).passed for path in run.glob("checkpoints/*"))
+
+
+def test_a_run_that_is_stopped_at_a_checkpoint_adds_its_witness(tmp_path: Path, words: dict[str, Any]) -> None:
+    """The signal comes when step 4 is saved already."""
+
+    def stop(event: Event) -> None:
+        if isinstance(event, Saved) and event.step == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    wanted = config(words, eval_steps=0, evaluation={}, save_total_limit=9)
+    result = train(wanted, tmp_path / "run", on_event=stop)
+    assert (result.steps, result.interrupted) == (4, True)
+    assert proofs(result.run) == {"step-00000002": True, "step-00000004": True}
+    assert verify(result.checkpoint, "witness").passed
+    train(wanted, tmp_path / "run")
+    assert proofs(result.run) == {"step-00000002": True, "step-00000004": True, "step-00000006": True}

@@ -9,8 +9,8 @@ import threading
 import pytest
 import torch
 
-from pellucid.training import malloc, precision
-from pellucid.training.precision import autocast, fastest_precision
+from pellucid.training import environment
+from pellucid.training.environment import autocast, fastest_precision
 from pellucid.training.signals import InterruptedBySignal, SignalHandler
 
 _FAULTS = """
@@ -27,14 +27,14 @@ faults()
 print(plain, faults())
 """
 
-needs_glibc = pytest.mark.skipif(malloc.platform.libc_ver()[0] != "glibc", reason="another C library")
+needs_glibc = pytest.mark.skipif(environment.platform.libc_ver()[0] != "glibc", reason="another C library")
 
 
 @needs_glibc
 def test_freed_pages_are_not_faulted_in_again() -> None:
     """By what the kernel counts, before and after."""
-    clean = {k: v for k, v in os.environ.items() if k not in malloc._OWN_SETTINGS}
-    command = [sys.executable, "-c", _FAULTS, malloc.__file__]
+    clean = {k: v for k, v in os.environ.items() if k not in environment._OWN_SETTINGS}
+    command = [sys.executable, "-c", _FAULTS, environment.__file__]
     plain, kept = subprocess.check_output(command, env=clean).split()
     assert int(kept) < 100 < 1000 < int(plain)
 
@@ -42,25 +42,25 @@ def test_freed_pages_are_not_faulted_in_again() -> None:
 @needs_glibc
 def test_the_users_own_setting_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "100000")
-    assert not malloc.keep_freed_memory()
+    assert not environment.keep_freed_memory()
 
 
 def test_nothing_is_done_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(malloc.sys, "platform", "darwin")
-    assert not malloc.keep_freed_memory()
-    monkeypatch.setattr(malloc.sys, "platform", "linux")
-    monkeypatch.setattr(malloc.platform, "libc_ver", lambda: ("musl", "1.2"))
-    assert not malloc.keep_freed_memory()
+    monkeypatch.setattr(environment.sys, "platform", "darwin")
+    assert not environment.keep_freed_memory()
+    monkeypatch.setattr(environment.sys, "platform", "linux")
+    monkeypatch.setattr(environment.platform, "libc_ver", lambda: ("musl", "1.2"))
+    assert not environment.keep_freed_memory()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_asks_once_and_stops_at_once_the_second_time(number: signal.Signals) -> None:
     before = signal.getsignal(number)
-    with SignalHandler() as interrupts:
-        interrupts.begin()
-        assert interrupts.asked is None
+    with SignalHandler() as handler:
+        handler.begin()
+        assert handler.requested is None
         os.kill(os.getpid(), number)
-        assert interrupts.asked == number
+        assert handler.requested == number
         with pytest.raises(InterruptedBySignal, match=number.name) as caught:
             os.kill(os.getpid(), number)
         assert caught.value.signal == number
@@ -70,21 +70,21 @@ def test_a_signal_asks_once_and_stops_at_once_the_second_time(number: signal.Sig
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_before_there_is_anything_to_finish_stops_at_once(number: signal.Signals) -> None:
-    with SignalHandler() as interrupts:
+    with SignalHandler() as handler:
         with pytest.raises(InterruptedBySignal):
             os.kill(os.getpid(), number)
         os.kill(os.getpid(), number)
-        assert interrupts.asked is None
+        assert handler.requested is None
         with pytest.raises(InterruptedBySignal, match=number.name):  # if it was swallowed on its way
-            interrupts.begin()
+            handler.begin()
 
 
 def test_outside_the_main_thread_signals_are_left_alone() -> None:
     found = []
 
     def work() -> None:
-        with SignalHandler() as interrupts:
-            found.append((interrupts.asked, signal.getsignal(signal.SIGINT)))
+        with SignalHandler() as handler:
+            found.append((handler.requested, signal.getsignal(signal.SIGINT)))
 
     before = signal.getsignal(signal.SIGINT)
     thread = threading.Thread(target=work)
@@ -106,9 +106,9 @@ def test_the_faster_format_is_found_by_measuring(
     monkeypatch: pytest.MonkeyPatch, seconds: tuple[float, float], expected: str
 ) -> None:
     by_format = dict(zip(("float32", "bfloat16"), seconds, strict=True))
-    monkeypatch.setattr(precision, "operations_per_second", lambda name, device: 1 / by_format[name])
+    monkeypatch.setattr(environment, "operations_per_second", lambda name, device: 1 / by_format[name])
     assert fastest_precision() == expected
 
 
 def test_a_measured_speed_is_one_that_a_machine_can_have() -> None:
-    assert 1e6 < precision.operations_per_second("float32") < 1e16
+    assert 1e6 < environment.operations_per_second("float32") < 1e16

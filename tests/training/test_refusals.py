@@ -13,10 +13,10 @@ import pellucid as pl
 from helpers.small_run import StopAt, files, small_config, small_words, warned
 from pellucid.errors import ConfigError, InputError
 from pellucid.training.config import TrainConfig
-from pellucid.training.config_diff import differences, told
 from pellucid.training.environment import changes
 from pellucid.training.events import Event, Resumed
 from pellucid.training.loop import train
+from pellucid.training.resume import config_diff, format_differences
 
 
 class Enough(Exception):  # noqa: N818
@@ -212,9 +212,9 @@ def test_differences_have_a_path(tmp_path: Path) -> None:
     now = small_config(
         words, model={**words["model"], "num_hidden_layers": 2, "rule": "causal & window(4)"}, save_total_limit=9
     )
-    found = differences(was, now)
+    found = config_diff(was, now)
     assert [(d.path, d.top) for d in found] == [
         ("model.layers[0]", "model"), ("model.layers[1]", "model"), ("save_total_limit", "save_total_limit"),
     ]  # fmt: skip
-    assert told(found[1:2]) == f"model.layers[1]: was null, is {now.model.layers[1]}"
-    assert differences(was, was) == []
+    assert format_differences(found[1:2]) == f"model.layers[1]: was null, is {now.model.layers[1]}"
+    assert config_diff(was, was) == []

@@ -91,8 +91,8 @@ def test_killed_in_the_last_validation_only_that_is_left(tmp_path: Path, words: 
     ("change", "match"),
     [
         ({"batch_size": 3}, r"not that of the run in .*: batch_size: was 2, is 3; resume with the same"),
-        ({"max_steps": 9}, r": max_steps: was 4, is 9; --resume goes on"),
-        ({"save_total_limit": 5}, ": save_total_limit: was 2, is 5; --resume goes on"),
+        ({"max_steps": 9}, r": max_steps: was 4, is 9; --resume continues"),
+        ({"save_total_limit": 5}, ": save_total_limit: was 2, is 5; --resume continues"),
         (
             {"save_total_limit": 5, "seed": 1},
             ": save_total_limit: was 2, is 5; seed: was 0, is 1; resume with the same",

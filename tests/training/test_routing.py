@@ -12,10 +12,9 @@ from pellucid.models import Model, ModelConfig, build
 from pellucid.nn.moe import SigmoidRouter
 from pellucid.training.config import AdamWConfig, LoadBalancingConfig
 from pellucid.training.optim import OptimizerSet, make_optimizers
-from pellucid.training.routing import routers
-from pellucid.training.step import StepContext, train_step
+from pellucid.training.step import StepContext, routers, train_step
 
-WHERE = StepContext(1, list, None)
+CONTEXT = StepContext(1, list, None)
 ROWS = [[5, 8, 2, 9, 1, 4], [7, 3], [3, 3, 4], [6, 1, 1, 2]]
 
 
@@ -46,7 +45,7 @@ def batch(*rows: list[int], side: str = "right") -> Batch:
 
 def gradients(model: Model, batches: list[Batch], balance: LoadBalancingConfig | None) -> list[torch.Tensor]:
     optimizers = still(model)
-    train_step(model, batches, optimizers, max_grad_norm=None, where=WHERE, load_balancing=balance)
+    train_step(model, batches, optimizers, max_grad_norm=None, context=CONTEXT, load_balancing=balance)
     return [p.grad.clone() for p in optimizers.parameters]
 
 
@@ -69,7 +68,7 @@ def test_padding_changes_nothing() -> None:
     for one, other in zip(gradients(model, [wide], balance), expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
     results = [
-        train_step(model, [some], still(model), max_grad_norm=None, where=WHERE, load_balancing=balance).routing
+        train_step(model, [some], still(model), max_grad_norm=None, context=CONTEXT, load_balancing=balance).routing
         for some in (batch(*ROWS), wide)
     ]
     assert results[0] is not None
@@ -97,7 +96,7 @@ def test_recomputed_activations_count_nothing_twice() -> None:
         for router in routers(model):
             router.expert_bias.zero_()
         result = train_step(
-            model, [batch(*ROWS)], still(model), max_grad_norm=None, where=WHERE, load_balancing=balance
+            model, [batch(*ROWS)], still(model), max_grad_norm=None, context=CONTEXT, load_balancing=balance
         )
         grads = [p.grad.clone() for p in model.parameters()]
         found.append((result.routing, grads, [router.expert_bias.clone() for router in routers(model)]))
@@ -116,13 +115,13 @@ def test_expert_biases_move_by_the_loads_of_all_micro_batches() -> None:
         for load, sums in zip(loads, model(some, want="loss").routing, strict=True):
             load += sums.tokens
     balance = LoadBalancingConfig(router_aux_loss_coef=0.0, router_bias_update_rate=0.125)
-    train_step(model, parts, still(model), max_grad_norm=None, where=WHERE, load_balancing=balance)
+    train_step(model, parts, still(model), max_grad_norm=None, context=CONTEXT, load_balancing=balance)
     for router, load in zip(routers(model), loads, strict=True):
         assert isinstance(router, SigmoidRouter)
         assert torch.equal(router.expert_bias, 0.125 * (load.double().mean() - load).sign())
         assert router.expert_bias.abs().sum() > 0
     before = [router.expert_bias.clone() for router in routers(model)]
-    train_step(model, parts, still(model), max_grad_norm=None, where=WHERE)
+    train_step(model, parts, still(model), max_grad_norm=None, context=CONTEXT)
     assert all(torch.equal(b, r.expert_bias) for b, r in zip(before, routers(model), strict=True))
 
 
@@ -132,7 +131,7 @@ def test_layers_that_share_weights_move_their_bias_once() -> None:
     assert first is second
     loads = sum(sums.tokens for sums in model(batch(*ROWS), want="loss").routing)
     balance = LoadBalancingConfig(router_aux_loss_coef=0.0, router_bias_update_rate=0.125)
-    train_step(model, [batch(*ROWS)], still(model), max_grad_norm=None, where=WHERE, load_balancing=balance)
+    train_step(model, [batch(*ROWS)], still(model), max_grad_norm=None, context=CONTEXT, load_balancing=balance)
     assert torch.equal(first.expert_bias, 0.125 * (loads.double().mean() - loads).sign())
 
 
@@ -151,7 +150,7 @@ def test_an_encoder_is_divided_by_the_tokens_of_its_sources() -> None:
 
 def test_what_is_logged() -> None:
     model = mixture(ffn=mixture().config.ffn.model_copy(update={"expert_capacity": 3}))
-    result = train_step(model, [batch(*ROWS)], still(model), max_grad_norm=None, where=WHERE)
+    result = train_step(model, [batch(*ROWS)], still(model), max_grad_norm=None, context=CONTEXT)
     sums = model(batch(*ROWS), want="loss").routing
     assert result.routing is not None
     assert result.routing.most == pytest.approx(max(float((s.tokens / s.count).max()) for s in sums))
@@ -176,7 +175,7 @@ def test_a_balance_loss_evens_a_router_out() -> None:
                 [batch(*ROWS)],
                 optimizers,
                 max_grad_norm=1.0,
-                where=WHERE,
+                context=CONTEXT,
                 load_balancing=LoadBalancingConfig(router_aux_loss_coef=router_aux_loss_coef),
             )
         assert result.routing is not None

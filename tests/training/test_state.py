@@ -21,7 +21,7 @@ from pellucid.training.state import (
     TrainerState,
     load_state,
     random_state,
-    read_counters,
+    read_trainer_state,
     save_state,
     seed_all,
     set_random_state,
@@ -141,9 +141,9 @@ def test_counters_that_were_changed_are_refused(tmp_path: Path, change: dict[str
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     for tensors in (True, False):
         with pytest.raises(CheckpointError, match="says something else than when it was written"):
-            read_counters(tmp_path / "training", tensors=tensors)
+            read_trainer_state(tmp_path / "training", tensors=tensors)
     rewritten(path, **change)
-    assert read_counters(tmp_path / "training", tensors=False) == replace(COUNTERS, **change)
+    assert read_trainer_state(tmp_path / "training", tensors=False) == replace(COUNTERS, **change)
 
 
 def test_a_number_too_long_to_read_is_refused(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_a_number_too_long_to_read_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "training" / "state.json"
     path.write_text(path.read_text().replace('"step": 7', f'"step": {"9" * 5000}'))
     with pytest.raises(CheckpointError, match="cannot be read as JSON"):
-        read_counters(tmp_path / "training")
+        read_trainer_state(tmp_path / "training")
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"[" * 100_000, b"\xff"])

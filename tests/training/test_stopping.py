@@ -117,7 +117,7 @@ def test_a_best_that_is_not_beaten_stays(
 
     def told(self: Any, documents: Any) -> Any:
         real = original(self, documents)
-        return real._replace(nats=found[self.counters.step] * real.bytes * 0.6931471805599453)
+        return real._replace(nats=found[self.state.step] * real.bytes * 0.6931471805599453)
 
     monkeypatch.setattr(loop.Trainer, "bits_per_byte", told)
     wanted = small_config(words, eval_steps=1, evaluation={"num_documents": 2}, save_steps=0, save_total_limit=1)

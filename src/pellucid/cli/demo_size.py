@@ -53,6 +53,6 @@ def choose_size(minutes: float, operations_per_second: float) -> Size:
 
 def size_for_this_machine(minutes: float) -> Size:
     """The size that follows from how fast this machine multiplies matrices."""
-    from pellucid.training.precision import fastest_precision, operations_per_second
+    from pellucid.training.environment import fastest_precision, operations_per_second
 
     return choose_size(minutes, operations_per_second(fastest_precision()))

@@ -154,14 +154,13 @@ def _cases(contract: Contract) -> dict[str, Any] | None:
         return None
     cases: dict[str, Any] = {"tolerance": witness.tolerance}
     cases["stream"] = ", ".join(f"{number} × {kind}" for number, kind in _runs(witness.stream))
-    for name, answer in witness.probes.items():
-        rows, slots = len(answer.asked.tokens), len(answer.asked.tokens[0])
-        source = answer.asked.source
-        read = "" if source is None else f" from {len(source.tokens[0])}"
-        kept = f"{len(answer.logits)} {'documents' if answer.asked.at is None else 'slots'}"
-        cases[name] = f"{rows} × {slots} tokens{read}, {kept}" + (
-            "" if answer.loss is None else f", loss {answer.loss:.6g}"
-        )
+    for name, record in witness.probes.items():
+        probe = record.probe
+        rows, slots = probe.batch.shape
+        read = "" if probe.batch.source is None else f" from {probe.batch.source.shape[1]}"
+        kept = f"{len(record.logits)} {'documents' if probe.at is None else 'slots'}"
+        loss = "" if record.loss is None else f", loss {record.loss:.6g}"
+        cases[name] = f"{rows} × {slots} tokens{read}, {kept}{loss}"
     if text := witness.text:
         cases["tokens"] = f"SHA-256 {text.tokens}"
         cases["sample"] = f"{len(text.sample)} lines, {sum(map(len, text.ids))} ids"

@@ -86,9 +86,8 @@ def _train(wanted: TrainConfig, folder: Path, resume: bool, tensorboard: bool, a
 
 
 def _run(wanted: TrainConfig, folder: Path, resume: bool, tensorboard: bool) -> TrainResult:
-    from pellucid.training.loggers import broadcast, console_listener
+    from pellucid.training.loggers import broadcast, console_listener, tensorboard_listener
     from pellucid.training.loop import train as run
-    from pellucid.training.tensorboard import tensorboard_listener
 
     with ExitStack() as stack:
         listeners = [stack.enter_context(tensorboard_listener(folder))] if tensorboard else []

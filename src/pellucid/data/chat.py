@@ -16,11 +16,12 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from pellucid.data.records import lone_surrogate, printable, surrogate_at
+from pellucid.data.records import lone_surrogate, surrogate_at
 from pellucid.data.sandbox import DEFAULT, Limits, render
 from pellucid.data.special_tokens import BEGIN, END, PAD
 from pellucid.data.tokenizer import with_begin
 from pellucid.errors import InputError
+from pellucid.messages import printable
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 VARIABLES: Mapping[str, type] = {

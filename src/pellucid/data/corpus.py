@@ -11,8 +11,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from pellucid.data.records import BUILT_IN, File, find, printable, python_source, read
+from pellucid.data.records import BUILT_IN, File, find, python_source, read
 from pellucid.errors import ConfigError, DataError
+from pellucid.messages import printable
 
 Source = str | os.PathLike[str] | Sequence["str | os.PathLike[str] | Document"]
 

@@ -8,10 +8,11 @@ from typing import Any
 
 from pellucid.data.corpus import HELDOUT_SHARE, SPLITS, open_corpus, split_of
 from pellucid.data.examples import Examples
-from pellucid.data.records import Record, holds_records, printable, read_records, require_fields
+from pellucid.data.records import Record, holds_records, read_records, require_fields
 from pellucid.data.schemas import ClassificationSchema, RecordSchema, TokenClassificationSchema
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import DataError
+from pellucid.messages import printable
 
 Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str] | Mapping[str, Any]]
 

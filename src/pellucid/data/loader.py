@@ -141,8 +141,12 @@ class Loader:
 
     def __next__(self) -> Batch:
         batch = self.batch(self._batch)
-        self._batch += 1
+        self.advance()
         return batch
+
+    def advance(self) -> None:
+        """Count the next batch as given: for a caller that has it from :meth:`batch` already."""
+        self._batch += 1
 
     def batch(self, number: int) -> Batch:
         """Batch ``number`` of this rank's stream, wherever the stream is now."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pellucid.errors import DataError, UnsupportedError
+from pellucid.messages import printable
 
 BUILT_IN = "python-source"
 """The corpus that every machine with Python has: the ``.py`` files of its standard library."""
@@ -27,12 +28,6 @@ class File:
     path: Path
     name: str
     lenient: bool = False
-
-
-def printable(value: object) -> str:
-    """``value`` as text for one line of output: characters that do not print are escaped."""
-    text = os.fspath(value) if isinstance(value, os.PathLike) else str(value)
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def python_source() -> list[File]:

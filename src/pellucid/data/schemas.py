@@ -10,10 +10,11 @@ import numpy as np
 
 from pellucid.batch import IGNORED
 from pellucid.data.examples import Examples
-from pellucid.data.records import Record, check_utf8, printable
+from pellucid.data.records import Record, check_utf8
 from pellucid.data.token_store import TokenStore
 from pellucid.data.tokenizer import Tokenizer, with_begin
 from pellucid.errors import DataError
+from pellucid.messages import printable
 
 _LARGEST = float(np.finfo(np.float32).max)
 

@@ -19,10 +19,11 @@ from typing import Any
 from tokenizers import Tokenizer as _Backend
 from tokenizers import decoders, pre_tokenizers
 
-from pellucid.data.records import lone_surrogate, printable
+from pellucid.data.records import lone_surrogate
 from pellucid.data.special_tokens import BEGIN, END, PAD, UNKNOWN, USUAL_NAMES, in_order
-from pellucid.data.tokenizer_training import Kind, canonicalize, train_tokenizer
+from pellucid.data.tokenizer_training import Kind, train_tokenizer
 from pellucid.errors import DataError, UnsupportedError
+from pellucid.messages import printable
 
 _LARGEST_FILE = 256 << 20
 _LARGEST_ID = 1 << 24
@@ -299,3 +300,19 @@ def _checked(text: str) -> str:
     except UnicodeEncodeError as error:
         raise DataError(f"the text cannot be encoded: {lone_surrogate(text, error.start)}") from error
     return text
+
+
+def canonicalize(backend: _Backend) -> _Backend:
+    """``backend`` with scores that are read back exactly as they were written.
+
+    The reader in ``tokenizers`` may round the last bit of a long number, so that a Unigram vocabulary, and its digest,
+    would change each time it is saved and loaded; nine decimals are read exactly.
+    """
+    parts = json.loads(backend.to_str())
+    if parts["model"].get("type") != "Unigram":
+        return backend
+    vocab = [[piece, round(score, 9)] for piece, score in parts["model"]["vocab"]]
+    if vocab == parts["model"]["vocab"]:
+        return backend
+    parts["model"]["vocab"] = vocab
+    return _Backend.from_str(json.dumps(parts))

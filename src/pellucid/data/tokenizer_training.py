@@ -131,19 +131,3 @@ def _repeated(words: dict[str, int]) -> Iterator[str]:
     for word, times in words.items():
         for begin in range(0, times, _AT_A_TIME):
             yield " ".join([word] * min(_AT_A_TIME, times - begin))
-
-
-def canonicalize(backend: Backend) -> Backend:
-    """``backend`` with scores that are read back as they were written.
-
-    The reader in ``tokenizers`` may miss the last bit of a long number, so that a Unigram vocabulary changes, and
-    its digest with it, each time it is saved and loaded; nine decimals are read exactly.
-    """
-    parts = json.loads(backend.to_str())
-    if parts["model"].get("type") != "Unigram":
-        return backend
-    vocab = [[piece, round(score, 9)] for piece, score in parts["model"]["vocab"]]
-    if vocab == parts["model"]["vocab"]:
-        return backend
-    parts["model"]["vocab"] = vocab
-    return Backend.from_str(json.dumps(parts))

@@ -1,223 +1,193 @@
-"""From the words of a config to parts of ``nn``, one function a word."""
+"""From a part's config to the part: each class of ``configs`` to the module of ``nn`` that takes the same words."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
-import torch
 from torch import nn
 
 from pellucid.models import configs
 from pellucid.nn import moe, positions
-from pellucid.nn.attend import Backend
+from pellucid.nn.attend import AttentionOptions, Backend
 from pellucid.nn.attention import CrossAttention, GroupedQueryAttention
 from pellucid.nn.ffn import ClampedGatedFFN, DenseFFN, GatedFFN
 from pellucid.nn.mla import MLA
 from pellucid.nn.norms import BareLayerNorm, BareRMSNorm, HeadLayerNorm, L2Norm, LayerNorm, RMSNorm
 from pellucid.visibility import Rule
 
-if TYPE_CHECKING:
-    from pellucid.models.config import TransformerConfig
+_PARTS: dict[str, Callable[..., Any]] = {
+    "rms_norm": RMSNorm,
+    "layer_norm": LayerNorm,
+    "learned": positions.LearnedPositions,
+    "sinusoidal": positions.SinusoidalPositions,
+    "relative_bias": positions.RelativeBias,
+    "alibi": positions.Alibi,
+    "rope": positions.Rotary,
+    "linear": positions.LinearScaling,
+    "dynamic": positions.DynamicNTKScaling,
+    "llama3": positions.Llama3Scaling,
+    "yarn": positions.YarnScaling,
+    "longrope": positions.LongRopeScaling,
+    "proportional": positions.PartialScaling,
+    "dense": DenseFFN,
+    "gated": GatedFFN,
+    "clamped_gated": ClampedGatedFFN,
+    "softmax": moe.SoftmaxRouter,
+    "top_k_softmax": moe.TopKSoftmaxRouter,
+    "sigmoid": moe.SigmoidRouter,
+}
+_EXPERTS: dict[str, Callable[..., moe.Experts]] = {
+    "dense": moe.DenseExperts,
+    "gated": moe.GatedExperts,
+    "clamped_gated": moe.ClampedGatedExperts,
+}
 
-Attention = configs.GroupedQueryAttentionConfig | configs.MLAConfig
+
+def _fields(config: configs.Config, *without: str) -> dict[str, Any]:
+    """A config's fields as keyword arguments of its part."""
+    return config.model_dump(exclude={"kind", *without})
 
 
-def norm(word: configs.NormConfig, size: int) -> nn.Module:
-    """A norm of a stream of ``size`` features."""
-    match word:
-        case configs.RMSNormConfig(eps=eps, offset=offset):
-            return RMSNorm(size, eps=eps, offset=float(offset))
-        case configs.LayerNormConfig(eps=eps, bias=bias):
-            return LayerNorm(size, eps=eps, bias=bias)
+def norm(config: configs.NormConfig, size: int) -> nn.Module:
+    """A norm of ``size`` features."""
+    match config:
         case configs.BareRMSNormConfig(eps=eps):
             return BareRMSNorm(eps=eps)
         case configs.BareLayerNormConfig(eps=eps):
             return BareLayerNorm(eps=eps)
+    part: nn.Module = _PARTS[config.kind](size, **_fields(config))
+    return part
 
 
-def entry_positions(stack: TransformerConfig) -> nn.Module:
-    """What is added to the stream on entry."""
-    match stack.position:
-        case configs.LearnedPositionsConfig(max_position_embeddings=length, offset=offset):
-            return positions.LearnedPositions(length, stack.hidden_size, offset=offset)
-        case configs.SinusoidalPositionsConfig(base=base, layout=layout, offset=offset):
-            return positions.SinusoidalPositions(stack.hidden_size, base=base, layout=layout, offset=offset)
-    return positions.NoPositions()
+def entry_positions(config: configs.PositionConfig, hidden_size: int) -> nn.Module:
+    """What is added to the residual stream on entry."""
+    if not isinstance(config, configs.LearnedPositionsConfig | configs.SinusoidalPositionsConfig):
+        return positions.NoPositions()
+    part: nn.Module = _PARTS[config.kind](hidden_size=hidden_size, **_fields(config))
+    return part
 
 
-def rotary(attention: Attention, position: configs.PositionConfig) -> positions.Rotary | None:
-    """What turns queries and keys in a layer."""
+def rotary(attention: configs.AttentionConfig, position: configs.PositionConfig) -> positions.Rotary | None:
+    """What rotates queries and keys in a layer."""
     if not isinstance(position, configs.RopeConfig):
         return None
-    size = (
-        attention.head_dim if isinstance(attention, configs.GroupedQueryAttentionConfig) else attention.qk_rope_head_dim
-    )
-    return positions.Rotary(
-        size,
-        rope_theta=position.rope_theta,
-        interleaved=position.interleaved,
-        rotary_dim=position.rotary_dim,
-        scaling=None if position.scaling is None else _scaling(position.scaling),
-    )
+    scaling = None if position.scaling is None else _PARTS[position.scaling.kind](**_fields(position.scaling))
+    return positions.Rotary(attention.rotary_head_dim, scaling=scaling, **_fields(position, "scaling"))
 
 
-def _scaling(word: configs.RopeScalingConfig) -> positions.RopeScaling:
-    made: positions.RopeScaling = getattr(positions, type(word).__name__.removesuffix("Config"))(
-        **word.model_dump(exclude={"kind"})
-    )
-    return made
-
-
-def bias(attention: Attention, position: configs.PositionConfig) -> nn.Module | None:
+def bias(attention: configs.AttentionConfig, position: configs.PositionConfig) -> nn.Module | None:
     """What is added to the scores of a layer."""
-    heads = attention.num_attention_heads
-    match position:
-        case configs.RelativeBiasConfig(num_buckets=buckets, max_distance=distance, bidirectional=two_way):
-            return positions.RelativeBias(heads, bidirectional=two_way, num_buckets=buckets, max_distance=distance)
-        case configs.AlibiConfig(alibi_bias_max=most):
-            return positions.Alibi(heads, alibi_bias_max=most)
-    return None
+    if not isinstance(position, configs.RelativeBiasConfig | configs.AlibiConfig):
+        return None
+    part: nn.Module = _PARTS[position.kind](attention.num_attention_heads, **_fields(position, "shared"))
+    return part
 
 
-def heads_in_words(attention: Attention) -> str:
-    """The heads, as an error names them."""
-    if isinstance(attention, configs.GroupedQueryAttentionConfig):
-        return f"attention.head_dim {attention.head_dim}"
-    return f"attention.qk_rope_head_dim {attention.qk_rope_head_dim}"
-
-
-def attention(stack: TransformerConfig, rule: Rule, position: configs.PositionConfig, backend: Backend) -> nn.Module:
-    """Attention of a layer to its own stack."""
-    word, turn, dropout = stack.attention, rotary(stack.attention, position), stack.dropout.attention
-    if isinstance(word, configs.MLAConfig):
-        assert turn is not None, "fit lets latent attention have rotary positions alone"
+def attention(
+    config: configs.AttentionConfig,
+    hidden_size: int,
+    *,
+    rule: Rule,
+    position: configs.PositionConfig,
+    stack_norm: configs.NormConfig,
+    dropout: float,
+    backend: Backend,
+) -> nn.Module:
+    """Self-attention of a layer; MLA's inner norms are of the kind of ``stack_norm``."""
+    rotates = rotary(config, position)
+    if isinstance(config, configs.MLAConfig):
+        assert rotates is not None, "a config lets MLA have rotary positions alone"
         return MLA(
-            stack.hidden_size,
-            num_heads=word.num_attention_heads,
-            q_lora_rank=word.q_lora_rank,
-            kv_lora_rank=word.kv_lora_rank,
-            qk_nope_head_dim=word.qk_nope_head_dim,
-            qk_rope_head_dim=word.qk_rope_head_dim,
-            v_head_dim=word.v_head_dim,
+            hidden_size,
+            num_heads=config.num_attention_heads,
             rule=rule,
-            rotary=turn,
-            norm=lambda size: norm(stack.norm, size),
-            scale=word.scale,
-            softcap=word.attn_logit_softcapping,
-            dropout=dropout,
-            backend=backend,
+            rotary=rotates,
+            norm=lambda size: norm(stack_norm, size),
+            options=_options(config, dropout, backend),
+            **_fields(config, "num_attention_heads", "scale", "attn_logit_softcapping"),
         )
     return GroupedQueryAttention(
-        stack.hidden_size,
+        hidden_size,
         rule=rule,
-        rotary=turn,
-        attention_sinks=word.attention_sinks,
-        norm_after_rotary=word.qk_norm is not None and word.qk_norm.after_positions,
-        dropout=dropout,
-        backend=backend,
-        **_grouped(word),
+        rotary=rotates,
+        attention_sinks=config.attention_sinks,
+        norm_after_rotary=config.qk_norm is not None and config.qk_norm.after_positions,
+        **_projections(config, dropout, backend),
     )
 
 
 def cross_attention(
-    word: configs.GroupedQueryAttentionConfig, stack: TransformerConfig, encoder_hidden_size: int, backend: Backend
+    config: configs.GroupedQueryAttentionConfig,
+    hidden_size: int,
+    *,
+    encoder_hidden_size: int,
+    dropout: float,
+    backend: Backend,
 ) -> CrossAttention:
-    """Attention of a layer to what an encoder of ``encoder_hidden_size`` features made."""
+    """Attention of a layer to an encoder's output of ``encoder_hidden_size`` features."""
     return CrossAttention(
-        stack.hidden_size,
-        encoder_hidden_size=encoder_hidden_size,
-        dropout=stack.dropout.attention,
-        backend=backend,
-        **_grouped(word),
+        hidden_size, encoder_hidden_size=encoder_hidden_size, **_projections(config, dropout, backend)
     )
 
 
-def _grouped(word: configs.GroupedQueryAttentionConfig) -> dict[str, Any]:
-    heads, num_kv_heads = word.num_attention_heads, word.num_key_value_heads
-    return {
+def _options(config: configs.AttentionConfig, dropout: float, backend: Backend) -> AttentionOptions:
+    softcap = config.attn_logit_softcapping
+    return AttentionOptions(scale=config.scale, softcap=softcap, dropout=dropout, backend=backend)
+
+
+def _projections(config: configs.GroupedQueryAttentionConfig, dropout: float, backend: Backend) -> dict[str, Any]:
+    heads, kv_heads, qk_norm = config.num_attention_heads, config.num_key_value_heads, config.qk_norm
+    same = ("head_dim", "q_bias", "k_bias", "v_bias", "o_bias", "clip_qkv")
+    return {name: getattr(config, name) for name in same} | {
         "num_heads": heads,
-        "num_kv_heads": num_kv_heads,
-        "head_dim": word.head_dim,
-        "biases": word.biases,
-        "q_norm": _qk_norm(word.qk_norm, heads, word.head_dim),
-        "k_norm": _qk_norm(word.qk_norm, num_kv_heads, word.head_dim),
-        "norm_over": "head" if word.qk_norm is None else word.qk_norm.over,
-        "clip_qkv": word.clip_qkv,
-        "scale": word.scale,
-        "softcap": word.attn_logit_softcapping,
+        "num_kv_heads": kv_heads,
+        "q_norm": _qk_norm(qk_norm, heads, config.head_dim),
+        "k_norm": _qk_norm(qk_norm, kv_heads, config.head_dim),
+        "norm_over": "head" if qk_norm is None else qk_norm.over,
+        "options": _options(config, dropout, backend),
     }
 
 
-def _qk_norm(word: configs.QKNormConfig | None, heads: int, head_dim: int) -> nn.Module | None:
-    if word is None:
+def _qk_norm(config: configs.QKNormConfig | None, num_heads: int, head_dim: int) -> nn.Module | None:
+    if config is None:
         return None
-    size = head_dim if word.over == "head" else heads * head_dim
-    made: dict[str, Callable[[], nn.Module]] = {
-        "rms_norm": lambda: RMSNorm(size, eps=word.eps, offset=float(word.offset)),
-        "layer_norm": lambda: LayerNorm(size, eps=word.eps),
-        "head_layer_norm": lambda: HeadLayerNorm(heads, head_dim, eps=word.eps),
-        "bare_rms_norm": lambda: BareRMSNorm(eps=word.eps),
-        "l2_norm": lambda: L2Norm(eps=word.eps),
-    }
-    return made[word.kind]()
+    size = head_dim if config.over == "head" else num_heads * head_dim
+    match config.kind:
+        case "rms_norm":
+            return RMSNorm(size, eps=config.eps, offset=config.offset)
+        case "layer_norm":
+            return LayerNorm(size, eps=config.eps)
+        case "head_layer_norm":
+            return HeadLayerNorm(num_heads, head_dim, eps=config.eps)
+        case "bare_rms_norm":
+            return BareRMSNorm(eps=config.eps)
+    return L2Norm(eps=config.eps)
 
 
-def ffn(word: configs.FFNConfig, size: int, dropout: float) -> nn.Module:
+def ffn(config: configs.FFNConfig, hidden_size: int, dropout: float) -> nn.Module:
     """The feed-forward half of a layer."""
-    if isinstance(word, configs.MoEConfig):
-        return _moe(word, size, dropout)
-    return _single(word, size, word.intermediate_size, dropout)
-
-
-def _single(
-    word: configs.DenseFFNConfig | configs.GatedFFNConfig | configs.ClampedGatedFFNConfig,
-    size: int,
-    inner: int,
-    dropout: float,
-) -> nn.Module:
-    if isinstance(word, configs.ClampedGatedFFNConfig):
-        return ClampedGatedFFN(size, inner, limit=word.limit, alpha=word.alpha, bias=word.bias, dropout=dropout)
-    kind = GatedFFN if isinstance(word, configs.GatedFFNConfig) else DenseFFN
-    return kind(size, inner, activation=word.activation, bias=word.bias, dropout=dropout)
-
-
-def _moe(word: configs.MoEConfig, size: int, dropout: float) -> nn.Module:
-    router, experts = _router(word, size), _experts(word, size, dropout)
-    if word.shared is None:
-        return moe.MoE(router=router, experts=experts, expert_capacity=word.expert_capacity)
-    shared = _single(word.expert, size, word.shared.intermediate_size, dropout)
-    if word.shared.gated:
-        shared = moe.GatedSharedExpert(size, shared)
-    return moe.SharedMoE(router=router, experts=experts, shared=shared, expert_capacity=word.expert_capacity)
-
-
-def _router(word: configs.MoEConfig, size: int) -> moe.Router:
-    said: dict[str, Any] = {"num_experts": word.num_experts, "num_experts_per_tok": word.num_experts_per_tok}
-    said |= {"routed_scaling_factor": word.router.routed_scaling_factor, "bias": word.router.bias}
-    if (groups := word.router.groups) is not None:
-        said["groups"] = moe.ExpertGroups(groups.n_group, topk_group=groups.topk_group, score=groups.score)
-    if isinstance(word.router, configs.TopKSoftmaxRouterConfig):
-        return moe.TopKSoftmaxRouter(size, **said)
-    kind = moe.SigmoidRouter if isinstance(word.router, configs.SigmoidRouterConfig) else moe.SoftmaxRouter
-    return kind(size, norm_topk_prob=word.router.norm_topk_prob, **said)
-
-
-def _experts(word: configs.MoEConfig, size: int, dropout: float) -> moe.Experts:
-    expert = word.expert
-    said: dict[str, Any] = {"num_experts": word.num_experts, "bias": expert.bias, "dropout": dropout}
-    said["apply_weight_on_input"] = word.apply_weight_on_input
-    match expert:
-        case configs.DenseFFNConfig():
-            return moe.DenseExperts(size, expert.intermediate_size, activation=expert.activation, **said)
-        case configs.GatedFFNConfig():
-            return moe.GatedExperts(size, expert.intermediate_size, activation=expert.activation, **said)
-        case configs.ClampedGatedFFNConfig():
-            return moe.ClampedGatedExperts(
-                size, expert.intermediate_size, limit=expert.limit, alpha=expert.alpha, **said
-            )
-
-
-def residual_dtype(name: Literal["float32"] | None) -> torch.dtype | None:
-    """The type of the stream, None for that of the weights."""
-    return None if name is None else torch.float32
+    if not isinstance(config, configs.MoEConfig):
+        part: nn.Module = _PARTS[config.kind](hidden_size, **_fields(config), dropout=dropout)
+        return part
+    counts = {"num_experts": config.num_experts, "num_experts_per_tok": config.num_experts_per_tok}
+    groups = config.router.groups
+    router = _PARTS[config.router.kind](
+        hidden_size,
+        **counts,
+        **_fields(config.router, "groups"),
+        groups=None if groups is None else moe.ExpertGroups(**_fields(groups)),
+    )
+    experts = _EXPERTS[config.expert.kind](
+        hidden_size,
+        num_experts=config.num_experts,
+        apply_weight_on_input=config.apply_weight_on_input,
+        **_fields(config.expert),
+        dropout=dropout,
+    )
+    parts: dict[str, Any] = {"router": router, "experts": experts, "expert_capacity": config.expert_capacity}
+    if config.shared is None:
+        return moe.MoE(**parts)
+    width = {"intermediate_size": config.shared.intermediate_size}
+    shared: nn.Module = _PARTS[config.expert.kind](hidden_size, **_fields(config.expert) | width, dropout=dropout)
+    return moe.SharedMoE(**parts, shared=moe.GatedSharedExpert(hidden_size, shared) if config.shared.gated else shared)

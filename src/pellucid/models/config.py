@@ -7,28 +7,38 @@ when a config is made (:mod:`~pellucid.models.defaults`), so that a stored one s
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
+import torch
 from pydantic import Field, model_validator
 
 from pellucid.configfile import Config, apply_overrides
-from pellucid.models import defaults, presets, validate
+from pellucid.errors import PellucidError
+from pellucid.models import builders, defaults
 from pellucid.models.configs import (
+    VOCABULARY,
+    AttentionConfig,
     Count,
     FFNConfig,
     GroupedQueryAttentionConfig,
     HeadConfig,
     LayerPositionConfig,
     LearnedPositionsConfig,
+    MaskedLMHeadConfig,
     MLAConfig,
     NormConfig,
     PositionConfig,
     Positive,
     Probability,
     RMSNormConfig,
+    RopeConfig,
+    SinusoidalPositionsConfig,
 )
 from pellucid.visibility import Rule, parse
+
+_SCALED = ("pre", "parallel", "parallel_two")
+_DRAWN = (*_SCALED, "sandwich", "reordered")
 
 Placement = Literal["pre", "post", "deep", "sandwich", "reordered", "parallel", "parallel_two"]
 
@@ -63,7 +73,7 @@ class TransformerConfig(Config):
 
     hidden_size: Count
     layers: tuple[str | LayerConfig, ...] = Field(min_length=1, max_length=defaults.MOST_LAYERS)
-    attention: Annotated[GroupedQueryAttentionConfig | MLAConfig, Field(discriminator="kind")]
+    attention: AttentionConfig
     ffn: FFNConfig
     position: PositionConfig
     """Defaults to rotary positions of base 10000."""
@@ -91,7 +101,7 @@ class TransformerConfig(Config):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> TransformerConfig:
-        validate.check_stack(self)
+        _check_stack(self)
         return self
 
     @property
@@ -142,7 +152,7 @@ class ModelConfig(TransformerConfig):
     @classmethod
     def from_file(cls, path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> ModelConfig:
         """The config of a YAML or JSON file, or of the preset that is called so, with overrides laid over it."""
-        if path in presets.names():
+        if path in defaults.preset_names():
             return cls.from_mapping(apply_overrides({"preset": path}, overrides))
         return super().from_file(path, overrides)
 
@@ -154,9 +164,123 @@ class ModelConfig(TransformerConfig):
     @model_validator(mode="before")
     @classmethod
     def _spell_out(cls, data: Any) -> Any:
-        return defaults.spelled_out(dict(data)) if isinstance(data, Mapping) else data
+        return defaults.normalize(dict(data)) if isinstance(data, Mapping) else data
 
     @model_validator(mode="after")
     def _family_fits(self) -> ModelConfig:
-        validate.check_model(self)
+        _check_model(self)
         return self
+
+
+def _check_stack(stack: TransformerConfig) -> None:
+    """Raises ValueError for the first two words of ``stack`` that cannot stand together."""
+    _check_first_weights(stack)
+    _check_length(stack)
+    on_entry = isinstance(stack.position, LearnedPositionsConfig | SinusoidalPositionsConfig)
+    layers = stack.each_layer
+    for number, layer in enumerate(layers):
+        if layer.position is not None and on_entry:
+            raise ValueError(
+                f"layers.{number}.position is {layer.position.kind!r}, but position {stack.position.kind!r} is added "
+                "on entry, before any layer; choose one"
+            )
+        if layer.same_as is not None:
+            _check_shared(layers, number, layer.same_as)
+        if isinstance(stack.attention, MLAConfig) and not isinstance(layer.position or stack.position, RopeConfig):
+            raise ValueError(
+                f"attention 'latent' turns its shared key, but the position of layer {number} is "
+                f"{(layer.position or stack.position).kind!r}; choose rope"
+            )
+    for position in {stack.position, *(layer.position or stack.position for layer in layers)}:
+        try:
+            with torch.device("meta"):
+                builders.rotary(stack.attention, position)
+                builders.bias(stack.attention, position)
+        except PellucidError as error:
+            of = f" of {stack.attention.rotary_size_text}" if isinstance(position, RopeConfig) else ""
+            raise ValueError(f"position {position.kind!r}{of}: {error}") from error
+
+
+def _check_length(stack: TransformerConfig) -> None:
+    table, most = stack.position, stack.max_position_embeddings
+    if isinstance(table, LearnedPositionsConfig) and most is not None and most > table.max_position_embeddings:
+        raise ValueError(
+            f"max_position_embeddings is {most}, but position 'learned' has a table for {table.max_position_embeddings}; make "
+            "position.max_position_embeddings larger, or leave max_position_embeddings out"
+        )
+
+
+def _check_first_weights(stack: TransformerConfig) -> None:
+    placement = stack.norm_placement
+    if placement not in _DRAWN and (stack.residual_init != "scaled" or stack.initializer_range is not None):
+        raise ValueError(
+            f"norm_placement {placement!r} starts from Xavier's scale; residual_init and initializer_range belong to "
+            "'pre' and its kin: leave them out"
+        )
+    if placement not in _SCALED and stack.residual_init != "scaled":
+        raise ValueError(
+            f"residual_init is {stack.residual_init!r}, but under norm_placement {placement!r} a norm behind each "
+            "branch undoes it; leave it out"
+        )
+
+
+def _check_shared(layers: Sequence[LayerConfig], number: int, owner: int) -> None:
+    if owner >= number or layers[owner].same_as is not None:
+        way = f"choose one from 0 to {number - 1} without same_as" if number else "leave it out of the first"
+        raise ValueError(
+            f"layers.{number}.same_as is {owner}, but must be an earlier layer with weights of its own; {way}"
+        )
+    if layers[owner] != layers[number].model_copy(update={"same_as": None}):
+        raise ValueError(
+            f"layers.{number} is the same as layers.{owner}, but says something else of its rule, position or ffn; "
+            "make the two agree"
+        )
+
+
+def _check_model(config: ModelConfig) -> None:
+    """Raises ValueError for the first two words of ``config`` that cannot stand together."""
+    if config.family == "encoder_decoder":
+        _check_pair(config)
+    _check_head(config)
+
+
+def _check_pair(config: ModelConfig) -> None:
+    encoder = config.encoder
+    if config.cross_attention is None:
+        raise ValueError(
+            f"attention {config.attention.kind!r} cannot read an encoder; say how the decoder does: give "
+            "cross_attention its num_attention_heads"
+        )
+    assert encoder is not None
+    if config.norm_placement.startswith("parallel"):
+        raise ValueError(
+            f"norm_placement {config.norm_placement!r} has no place for cross-attention; "
+            "choose pre, post, deep, sandwich or reordered"
+        )
+    alike = encoder.hidden_size == config.hidden_size or config.embedding_size is not None
+    if config.source_vocab_size is None and not alike:
+        raise ValueError(
+            f"encoder.hidden_size is {encoder.hidden_size} and hidden_size {config.hidden_size}, so they cannot share "
+            "a token table; give source_vocab_size, or one embedding_size for both"
+        )
+    if config.cross_attention.attention_sinks:
+        raise ValueError(
+            "cross_attention.attention_sinks is true, but memory is attended to without sinks; leave it out"
+        )
+
+
+def _check_head(config: ModelConfig) -> None:
+    head = config.head
+    if isinstance(head, MaskedLMHeadConfig) and config.family != "encoder":
+        raise ValueError(
+            f"head 'masked_lm' belongs to an encoder, but family is {config.family!r}; take language_model"
+        )
+    if config.family == "encoder_decoder" and not isinstance(head, VOCABULARY):
+        raise ValueError(f"head is {head.kind!r}, but an encoder_decoder gives tokens; take language_model")
+    if not isinstance(head, VOCABULARY):
+        given = ["tie_word_embeddings"] if config.tie_word_embeddings else []
+        given += ["head_bias"] if config.head_bias else []
+        given += ["logit_multiplier"] if config.logit_multiplier != 1.0 else []
+        given += ["final_logit_softcapping"] if config.final_logit_softcapping is not None else []
+        if given:
+            raise ValueError(f"{given[0]} is about tokens' logits, but head is {head.kind!r}; leave it out")

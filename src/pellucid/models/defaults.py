@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from pellucid.configfile import read_mapping
 from pellucid.configfile.yaml import yaml_repr
 from pellucid.errors import ConfigError
-from pellucid.models import presets
+from pellucid.messages import nearest
 from pellucid.visibility import parse
 from pellucid.visibility.parser import EXAMPLE
 
 MOST_LAYERS = 4096
+PRESETS = Path(__file__).parent / "presets"
+"""One YAML file a preset."""
 
 _RULES = {"encoder": "full()", "decoder": "causal()", "encoder_decoder": "causal()"}
 _HEADS = {"encoder": "masked_lm", "decoder": "language_model", "encoder_decoder": "language_model"}
@@ -24,7 +28,7 @@ _OF_A_STACK = (
 """What an encoder takes from its decoder where it says nothing itself; its position it takes too, made two-way."""
 
 
-def spelled_out(data: dict[str, Any]) -> dict[str, Any]:
+def normalize(data: dict[str, Any]) -> dict[str, Any]:
     """A model's config with every short form written out; what is wrong in other ways is left for later checks."""
     if "preset" in data:
         data = _from_preset(data)
@@ -47,11 +51,56 @@ def spelled_out(data: dict[str, Any]) -> dict[str, Any]:
     return data
 
 
+def preset_names() -> tuple[str, ...]:
+    """The names of all presets."""
+    return tuple(sorted(path.stem for path in PRESETS.glob("*.yaml")))
+
+
+def known_preset(name: object) -> str:
+    """``name``, if there is such a preset.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    known = preset_names()
+    if name in known:
+        return str(name)
+    near = nearest(name, known)
+    hint = f"did you mean {near!r}?" if near else f"there are {', '.join(known)}"
+    raise ConfigError(f"there is no preset {yaml_repr(name)}; {hint}")
+
+
 def _from_preset(data: dict[str, Any]) -> dict[str, Any]:
     try:
-        return presets.laid_over(data["preset"], {key: value for key, value in data.items() if key != "preset"})
+        return _with_preset(data["preset"], {key: value for key, value in data.items() if key != "preset"})
     except ConfigError as error:
         raise ValueError(str(error)) from error
+
+
+def _with_preset(name: object, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A preset's mapping, short forms and all, overridden by ``changes``.
+
+    A mapping overrides a mapping key by key, unless it has another ``kind``; anything else replaces what was there.
+    ``layers`` replaces ``num_hidden_layers`` and ``rule``; of a preset that lists its layers, ``num_hidden_layers``
+    takes the first ones.
+    """
+    mapping = read_mapping(PRESETS / f"{known_preset(name)}.yaml")
+    if "layers" in changes:
+        mapping = {key: value for key, value in mapping.items() if key not in ("num_hidden_layers", "rule")}
+    count = changes.get("num_hidden_layers")
+    if "layers" in mapping and "layers" not in changes and type(count) is int and 0 < count <= len(mapping["layers"]):
+        mapping = {**mapping, "layers": mapping["layers"][:count]}
+    merged = _merged(mapping, changes)
+    assert isinstance(merged, dict)
+    return merged
+
+
+def _merged(below: Any, above: Any) -> Any:
+    if not isinstance(below, Mapping) or not isinstance(above, Mapping):
+        return above
+    if "kind" in above and above["kind"] != below.get("kind", "grouped"):  # only attention may leave its kind out
+        return above
+    return {**below, **{key: _merged(below.get(key), value) for key, value in above.items()}}
 
 
 def _stack(data: dict[str, Any], rule: str, *, two_way: bool) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from pellucid.batch import IGNORED, Batch
 from pellucid.errors import InputError, ShapeError
+from pellucid.nn.ffn import Activation
 from pellucid.nn.losses import Loss, linear_cross_entropy
 from pellucid.nn.norms import at_least_float32
 from pellucid.nn.pooling import Documents, Pooling, documents_of, pooled
@@ -47,7 +48,7 @@ class LanguageModelHead(nn.Linear):
         projected: Tensor = self.project(hidden_BTD)
         return projected
 
-    def forward(self, hidden_BTD: Float[Tensor, "B T D"], places: Coordinates | None = None) -> Float[Tensor, "B T V"]:
+    def forward(self, hidden_BTD: Float[Tensor, "B T D"], coords: Coordinates | None = None) -> Float[Tensor, "B T V"]:
         logits = super().forward(self.features(hidden_BTD))
         if self.logit_multiplier != 1.0:
             logits = logits * self.logit_multiplier
@@ -75,7 +76,7 @@ class MaskedLMHead(LanguageModelHead):
         hidden_size: int,
         vocab_size: int,
         *,
-        activation: nn.Module,
+        activation: str,
         dense_bias: bool,
         norm: nn.Module,
         embedding_size: int | None = None,
@@ -86,7 +87,7 @@ class MaskedLMHead(LanguageModelHead):
         table = hidden_size if embedding_size is None else embedding_size
         super().__init__(table, vocab_size, bias=bias, logit_multiplier=logit_multiplier, softcap=softcap)
         self.dense = nn.Linear(hidden_size, table, bias=dense_bias)
-        self.activation = activation
+        self.activation = Activation(activation)
         self.norm = norm
 
     def features(self, hidden_BTD: Tensor) -> Float[Tensor, "... E"]:
@@ -103,7 +104,7 @@ class TokenClassifier(nn.Linear):
         super().__init__(hidden_size, num_labels, bias=bias)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, hidden_BTD: Float[Tensor, "B T D"], places: Coordinates | None = None) -> Float[Tensor, "B T C"]:
+    def forward(self, hidden_BTD: Float[Tensor, "B T D"], coords: Coordinates | None = None) -> Float[Tensor, "B T C"]:
         return super().forward(self.dropout(hidden_BTD))
 
     def loss(self, hidden_BTD: Float[Tensor, "B T D"], batch: Batch, label_smoothing: float = 0.0) -> Loss:
@@ -126,7 +127,7 @@ class SpanHead(nn.Linear):
     def __init__(self, hidden_size: int) -> None:
         super().__init__(hidden_size, 2)
 
-    def forward(self, hidden_BTD: Float[Tensor, "B T D"], places: Coordinates | None = None) -> Float[Tensor, "B T 2"]:
+    def forward(self, hidden_BTD: Float[Tensor, "B T D"], coords: Coordinates | None = None) -> Float[Tensor, "B T 2"]:
         return super().forward(hidden_BTD)
 
     def loss(self, hidden_BTD: Float[Tensor, "B T D"], batch: Batch, label_smoothing: float = 0.0) -> Loss:
@@ -146,16 +147,16 @@ class DocumentHead(nn.Module):
 
     name: ClassVar[str] = "document_head"
 
-    def __init__(self, hidden_size: int, *, pooling: Pooling, pooler: nn.Module | None, dropout: float) -> None:
+    def __init__(self, hidden_size: int, *, pooling: Pooling, pooler: str, dropout: float) -> None:
         super().__init__()
         self.pooling: Pooling = pooling
-        self.dense: nn.Module = nn.Identity() if pooler is None else nn.Linear(hidden_size, hidden_size)
-        self.activation: nn.Module = nn.Identity() if pooler is None else pooler
+        self.dense: nn.Module = nn.Identity() if pooler == "none" else nn.Linear(hidden_size, hidden_size)
+        self.activation: nn.Module = nn.Identity() if pooler == "none" else Activation(pooler)
         self.dropout = nn.Dropout(dropout)
 
-    def vectors(self, hidden_BTD: Tensor, places: Coordinates) -> Float[Tensor, "C D"]:
+    def vectors(self, hidden_BTD: Tensor, coords: Coordinates) -> Float[Tensor, "C D"]:
         """One vector for each document, in the order of ``Batch.targets``."""
-        vectors: Tensor = self.dropout(self.activation(self.dense(pooled(hidden_BTD, places, self.pooling))))
+        vectors: Tensor = self.dropout(self.activation(self.dense(pooled(hidden_BTD, coords, self.pooling))))
         return vectors
 
 
@@ -170,22 +171,22 @@ class SequenceClassifier(DocumentHead):
         num_labels: int,
         *,
         pooling: Pooling,
-        pooler: nn.Module | None,
+        pooler: str,
         dropout: float,
         bias: bool,
     ) -> None:
         super().__init__(hidden_size, pooling=pooling, pooler=pooler, dropout=dropout)
         self.out_proj = nn.Linear(hidden_size, num_labels, bias=bias)
 
-    def forward(self, hidden_BTD: Float[Tensor, "B T D"], places: Coordinates) -> Float[Tensor, "C L"]:
-        logits: Tensor = self.out_proj(self.vectors(hidden_BTD, places))
+    def forward(self, hidden_BTD: Float[Tensor, "B T D"], coords: Coordinates) -> Float[Tensor, "C L"]:
+        logits: Tensor = self.out_proj(self.vectors(hidden_BTD, coords))
         return logits
 
     def loss(self, hidden_BTD: Float[Tensor, "B T D"], batch: Batch, label_smoothing: float = 0.0) -> Loss:
         """Summed cross-entropy over the documents that have a class."""
-        places = batch.coordinates()
-        targets_C = _targets(batch, documents_of(places), ())
-        logits = at_least_float32(self(hidden_BTD, places))
+        coords = batch.coordinates()
+        targets_C = _targets(batch, documents_of(coords), ())
+        logits = at_least_float32(self(hidden_BTD, coords))
         _refuse_outside(targets_C, logits.shape[1])
         total = F.cross_entropy(
             logits, targets_C, ignore_index=IGNORED, reduction="sum", label_smoothing=label_smoothing
@@ -198,22 +199,20 @@ class RegressionHead(DocumentHead):
 
     name: ClassVar[str] = "regressor"
 
-    def __init__(
-        self, hidden_size: int, num_outputs: int, *, pooling: Pooling, pooler: nn.Module | None, dropout: float
-    ) -> None:
+    def __init__(self, hidden_size: int, num_outputs: int, *, pooling: Pooling, pooler: str, dropout: float) -> None:
         super().__init__(hidden_size, pooling=pooling, pooler=pooler, dropout=dropout)
         self.out_proj = nn.Linear(hidden_size, num_outputs)
 
-    def forward(self, hidden_BTD: Float[Tensor, "B T D"], places: Coordinates) -> Float[Tensor, "C L"]:
-        numbers: Tensor = self.out_proj(self.vectors(hidden_BTD, places))
+    def forward(self, hidden_BTD: Float[Tensor, "B T D"], coords: Coordinates) -> Float[Tensor, "C L"]:
+        numbers: Tensor = self.out_proj(self.vectors(hidden_BTD, coords))
         return numbers
 
     def loss(self, hidden_BTD: Float[Tensor, "B T D"], batch: Batch, label_smoothing: float = 0.0) -> Loss:
         """Summed squared error, a document's numbers averaged; NaN targets do not count."""
         _refuse_smoothing(label_smoothing)
-        places = batch.coordinates()
-        numbers = at_least_float32(self(hidden_BTD, places))
-        wanted = _targets(batch, documents_of(places), None).to(numbers.dtype).view(len(numbers), -1)
+        coords = batch.coordinates()
+        numbers = at_least_float32(self(hidden_BTD, coords))
+        wanted = _targets(batch, documents_of(coords), None).to(numbers.dtype).view(len(numbers), -1)
         if wanted.shape != numbers.shape:
             raise ShapeError(
                 f"targets hold {wanted.shape[1]} numbers a document, but the head gives {numbers.shape[1]}"
@@ -231,15 +230,15 @@ class EmbeddingHead(DocumentHead):
     def __init__(
         self, hidden_size: int, *, pooling: Pooling, projection_dim: int | None, normalize: bool, temperature: float
     ) -> None:
-        super().__init__(hidden_size, pooling=pooling, pooler=None, dropout=0.0)
+        super().__init__(hidden_size, pooling=pooling, pooler="none", dropout=0.0)
         self.out_proj: nn.Module = (
             nn.Identity() if projection_dim is None else nn.Linear(hidden_size, projection_dim, bias=False)
         )
         self.normalize = normalize
         self.temperature = temperature
 
-    def forward(self, hidden_BTD: Float[Tensor, "B T D"], places: Coordinates) -> Float[Tensor, "C L"]:
-        vectors: Tensor = self.out_proj(self.vectors(hidden_BTD, places))
+    def forward(self, hidden_BTD: Float[Tensor, "B T D"], coords: Coordinates) -> Float[Tensor, "C L"]:
+        vectors: Tensor = self.out_proj(self.vectors(hidden_BTD, coords))
         return F.normalize(vectors, dim=-1) if self.normalize else vectors
 
     def loss(self, hidden_BTD: Float[Tensor, "B T D"], batch: Batch, label_smoothing: float = 0.0) -> Loss:
@@ -315,5 +314,5 @@ def _chosen(scores_P2: Tensor, documents: Documents, targets_C2: Tensor) -> Tens
         value = int(targets_C2[wrong][0])
         raise InputError(f"an answer's end is {value}, which is outside its document; count its tokens from 0")
     begins_C = sizes_C.cumsum(0) - sizes_C
-    places_C2 = begins_C[:, None] + torch.where(targets_C2 == IGNORED, 0, targets_C2)
-    return scores_P2.gather(0, places_C2)
+    coords_C2 = begins_C[:, None] + torch.where(targets_C2 == IGNORED, 0, targets_C2)
+    return scores_P2.gather(0, coords_C2)

@@ -1,13 +1,14 @@
-"""The forward pass of all families: tokens in, hidden states through the layers, a head's answer out.
+"""The forward pass of all families: tokens in, hidden states through the layers, a head's output out.
 
-An encoder, a decoder and the two together differ in who may see whom (rules), in whether layers read a memory, and in
-what the head says; the way through is one, and fits on this screen.
+An encoder, a decoder and the two together differ in who may see whom (rules), in whether layers read an encoder's
+output, and in the head; the forward pass is one, and fits on this screen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import nn
@@ -15,24 +16,43 @@ from torch.utils.checkpoint import checkpoint
 
 from pellucid.batch import Batch
 from pellucid.errors import InputError, LengthError, ShapeError, UnsupportedError
+from pellucid.models.config import TransformerConfig
 from pellucid.models.heads import Head
-from pellucid.models.output import WANTS, Output, Want
-from pellucid.nn.attention import EncoderOutput
+from pellucid.nn.attention import EncoderOutput, LayerContext
 from pellucid.nn.cache import ContiguousCache
 from pellucid.nn.embedding import zero_padding
 from pellucid.nn.losses import Loss
 from pellucid.nn.moe import LoadBalanceStats, RouterStatsSink
 from pellucid.nn.positions.frequencies import host_layout
+from pellucid.probe import Probe
 from pellucid.shapes import Float, Tensor
 from pellucid.visibility import Coordinates
 
-if TYPE_CHECKING:
-    from pellucid.models.config import TransformerConfig
-    from pellucid.probe import Probe
+Want = Literal["logits", "loss", "hidden"]
+WANTS: tuple[str, ...] = get_args(Want)
+
+
+@dataclass(frozen=True, eq=False)
+class Output:
+    """The results of a forward pass; what was not wanted is None.
+
+    ``hidden`` are the states after the final norm. ``logits`` are ``[B, T, V]`` for heads over tokens, and one row a
+    document for heads over documents, in the order of ``Batch.targets``. ``routing`` has the load-balance statistics of
+    each mixture of experts in this pass, an encoder's first.
+    """
+
+    hidden: Float[Tensor, "B T D"]
+    logits: Float[Tensor, "..."] | None = None
+    loss: Loss | None = None
+    cache: ContiguousCache | None = None
+    routing: tuple[LoadBalanceStats, ...] = ()
 
 
 class Model(nn.Module):
-    """Embedding, layers, final norm and head. ``Encoder``, ``Decoder`` and ``EncoderDecoder`` say what is read."""
+    """Embedding, layers, final norm and head; the base of ``Encoder``, ``Decoder`` and ``EncoderDecoder``."""
+
+    make_probe: ClassVar[Callable[[Model], Probe]]
+    """Makes the probe of a model; set where the room is put together."""
 
     def __init__(
         self,
@@ -71,29 +91,27 @@ class Model(nn.Module):
         self.label_smoothing = 0.0
 
     def forward(self, batch: Batch, *, cache: ContiguousCache | None = None, want: Want = "logits") -> Output:
-        """Run ``batch``; with a ``cache``, its rows go on from what the cache holds.
+        """Run ``batch``; with a ``cache``, its rows continue the cached ones.
 
-        ``want="loss"`` gives ``Output.loss`` = (total, count) over what the batch asks and never holds all of a
-        vocabulary's logits; ``want="hidden"`` stops before the head.
+        ``want="loss"`` returns ``Output.loss`` = (total, count) over the batch's labels or targets, without all logits
+        of a vocabulary in memory at once; ``want="hidden"`` stops before the head. Raises an InputError or LengthError
+        for a batch that the model cannot read.
         """
         self._check(batch, cache, want)
-        memory, routing = self.remembered(batch, cache)
-        placed = _apart(self.placed) if torch.compiler.is_compiling() else self.placed
-        queries, keys = placed(batch, cache)
-        x_BTD = self.embedded(batch, queries)
-        biases = [bias(queries, keys) for bias in self.position_biases]
+        encoder_output, routing = self.encode_source(batch, cache)
+        resolve = _eager(self.resolve_coordinates) if torch.compiler.is_compiling() else self.resolve_coordinates
+        q_coords, k_coords = resolve(batch, cache)
+        x_BTD = self.embed(batch, q_coords)
+        biases = [bias(q_coords, k_coords) for bias in self.position_biases]
         sinks = [RouterStatsSink() for _ in self.layers]
-        for index, block in enumerate(self.layers):
-            number = self.bias_of[index]
-            layer_kwargs: dict[str, Any] = {
-                "bias": None if number is None else biases[number],
-                "memory": memory,
-                "router_stats": sinks[index],
-            }
+        caches = [None] * len(sinks) if cache is None else cache.layers
+        for block, number, layer_cache, sink in zip(self.layers, self.bias_of, caches, sinks, strict=True):
+            bias = None if number is None else biases[number]
+            ctx = LayerContext(q_coords, k_coords, encoder_output, layer_cache, bias, sink)
             if self.gradient_checkpointing and self.training and cache is None:
-                x_BTD = checkpoint(block, x_BTD, queries, keys, use_reentrant=False, **layer_kwargs)
+                x_BTD = checkpoint(block, x_BTD, ctx, use_reentrant=False)
             else:
-                x_BTD = block(x_BTD, queries, keys, cache.layers[index] if cache is not None else None, **layer_kwargs)
+                x_BTD = block(x_BTD, ctx)
         x_BTD = self.norm(x_BTD).to(self.dtype)  # a wide stream ends here
         if cache is not None:
             cache.commit()
@@ -103,43 +121,44 @@ class Model(nn.Module):
                 return Output(x_BTD, cache=cache, routing=routing)
             case "loss":
                 return Output(x_BTD, loss=self.loss(x_BTD, batch), cache=cache, routing=routing)
-        return Output(x_BTD, logits=self.head(x_BTD, queries), cache=cache, routing=routing)
+        return Output(x_BTD, logits=self.head(x_BTD, q_coords), cache=cache, routing=routing)
 
-    def remembered(
+    def encode_source(
         self, batch: Batch, cache: ContiguousCache | None
     ) -> tuple[EncoderOutput | None, tuple[LoadBalanceStats, ...]]:
-        """What the layers read besides their own stream, and what was routed on the way to it."""
+        """The encoder's output that the layers read, and the statistics of its mixtures of experts."""
         if batch.source is not None:
             raise InputError(f"the batch has a source, but {type(self).__name__} reads none; leave source out")
         return None, ()
 
-    def placed(self, batch: Batch, cache: ContiguousCache | None) -> tuple[Coordinates, Coordinates]:
-        """Where queries and keys are.
+    def resolve_coordinates(self, batch: Batch, cache: ContiguousCache | None) -> tuple[Coordinates, Coordinates]:
+        """The coordinates of queries and keys.
 
         Raises:
             LengthError: a document is longer than ``config.max_position_embeddings``.
         """
         chunk = batch.coordinates()
-        queries, keys = (chunk, chunk) if cache is None else cache.begin_append(chunk, self.rules)
+        q_coords, k_coords = (chunk, chunk) if cache is None else cache.begin_append(chunk, self.rules)
         most = self.config.max_position_embeddings
-        layout = None if most is None else host_layout(queries)
+        layout = None if most is None else host_layout(q_coords)
         if most is not None and layout is not None and layout.max_position >= most:
             raise LengthError(
                 f"a document has {layout.max_position + 1} tokens, but max_position_embeddings is {most}; shorten it, "
                 "or leave max_position_embeddings out of the config where its positions can extrapolate"
             )
-        return queries, keys
+        return q_coords, k_coords
 
-    def embedded(self, batch: Batch, places: Coordinates) -> Float[Tensor, "B T D"]:
-        """What enters the first layer: exactly 0, and gradient 0, where there is no token."""
+    def embed(self, batch: Batch, coords: Coordinates) -> Float[Tensor, "B T D"]:
+        """The input of the first layer: exactly 0, and gradient 0, where there is no token."""
         x_BTD = self.embed_tokens(batch.tokens) if batch.inputs_embeds is None else batch.inputs_embeds
-        x_BTD = self.embed_project(zero_padding(x_BTD, places))
+        x_BTD = self.embed_project(zero_padding(x_BTD, coords))
         if self.config.embedding_multiplier != 1.0:
             x_BTD = x_BTD * self.config.embedding_multiplier
         if self.token_types is not None:
-            x_BTD = self.token_types(x_BTD, batch.types, places)
-        x_BTD = self.embedding_norm(self.positions(x_BTD, places))
-        return self.embedding_dropout(zero_padding(x_BTD, places))
+            x_BTD = self.token_types(x_BTD, batch.types, coords)
+        x_BTD = self.embedding_norm(self.positions(x_BTD, coords))
+        embedded: Tensor = self.embedding_dropout(zero_padding(x_BTD, coords))
+        return embedded
 
     @property
     def head(self) -> nn.Module:
@@ -155,10 +174,8 @@ class Model(nn.Module):
         return loss
 
     def probe(self) -> Probe:
-        """How an audit asks this model."""
-        from pellucid.models.probe import probe_of
-
-        return probe_of(self)
+        """The probe by which audits call this model."""
+        return type(self).make_probe(self)
 
     @property
     def stacks(self) -> tuple[Model, ...]:
@@ -206,14 +223,13 @@ class Model(nn.Module):
             )
 
 
-def _apart(placed: Callable[..., tuple[Coordinates, Coordinates]]) -> Callable[..., tuple[Coordinates, Coordinates]]:
-    """``placed``, run as it is: compiled code goes around places and what follows from them, new with every batch."""
+def _eager(resolve: Callable[..., tuple[Coordinates, Coordinates]]) -> Callable[..., tuple[Coordinates, Coordinates]]:
+    """``resolve`` outside the compiled graph: coordinates, and what follows from them, are new with every batch."""
 
-    def run(*asked: Any) -> tuple[Coordinates, Coordinates]:
-        queries, keys = placed(*asked)
-        for places in (queries, keys):
-            object.__setattr__(places, "apart", True)
-        return queries, keys
+    def run(*arguments: Any) -> tuple[Coordinates, Coordinates]:
+        found = resolve(*arguments)
+        for coords in found:
+            object.__setattr__(coords, "eager", True)
+        return found
 
-    found: Callable[..., tuple[Coordinates, Coordinates]] = torch.compiler.disable(run)
-    return found
+    return torch.compiler.disable(run)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,9 +13,8 @@ from torch import nn
 from pellucid.batch import IGNORED, Batch
 from pellucid.data.objectives import causal
 from pellucid.models import configs
+from pellucid.models.architectures import Decoder, EncoderDecoder
 from pellucid.models.config import ModelConfig
-from pellucid.models.decoder import Decoder
-from pellucid.models.encoder_decoder import EncoderDecoder
 from pellucid.models.heads import LanguageModelHead
 from pellucid.models.model import Model
 from pellucid.nn.attend import BACKENDS
@@ -109,8 +108,8 @@ class ModelProbe(Probe):
         given: list[Tensor] = []
 
         def note(module: nn.Module, arguments: tuple[Any, ...]) -> None:
-            x_BTD, places, _, _, bias = arguments
-            given.append(module.weights(x_BTD, places, bias))  # type: ignore[operator]
+            x_BTD, ctx = arguments
+            given.append(module.weights(x_BTD, ctx))  # type: ignore[operator]
 
         with ExitStack() as hooks:
             for block in self.model.layers:
@@ -123,8 +122,9 @@ class ModelProbe(Probe):
         parts = [part for part in self.model.modules() if isinstance(part, _ATTENTION)]
         with ExitStack() as stack:
             for part in parts:
-                stack.callback(setattr, part, "backend", part.backend)
-                part.backend = name  # type: ignore[assignment]  # an unknown name is refused by the layer
+                stack.callback(setattr, part, "options", part.options)
+                # an unknown name is refused by the layer
+                part.options = replace(part.options, backend=name)  # type: ignore[arg-type]
             yield
 
     @contextmanager

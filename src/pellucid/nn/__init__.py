@@ -1,16 +1,16 @@
 """Mathematics only: parts that take plain numbers and can be used in anybody's model.
 
 ``attend``          the only function that runs attention
-``GroupedAttention`` ``LatentAttention`` ``CrossAttention``                         how tokens read each other
+``GroupedQueryAttention`` ``MLA`` ``CrossAttention``                                how tokens read each other
 ``DenseFFN`` ``GatedFFN`` ``PreNormBlock`` ``PostNormBlock``                        what else a layer is made of
-``Rotary`` ``LearnedPositions`` ``SinusoidalPositions`` ``NoPositions``             how a token's place is told
-``ContiguousCache``  what past tokens said, and where they were
+``Rotary`` ``LearnedPositions`` ``SinusoidalPositions`` ``NoPositions``             where a token is
+``ContiguousCache``  keys and values of past tokens, and their coordinates
 ``linear_cross_entropy``  the loss, as a sum and a count
 ``from_torch``       torch's own layers as parts of ours, with their weights
 """
 
 from pellucid.nn.attend import AttentionOptions, attend, probabilities
-from pellucid.nn.attention import CrossAttention, EncoderOutput, GroupedQueryAttention
+from pellucid.nn.attention import CrossAttention, EncoderOutput, GroupedQueryAttention, LayerContext
 from pellucid.nn.block import PostNormBlock, PreNormBlock
 from pellucid.nn.cache import ContiguousCache
 from pellucid.nn.embedding import TokenEmbedding, zero_padding
@@ -30,6 +30,7 @@ __all__ = [
     "EncoderOutput",
     "GatedFFN",
     "GroupedQueryAttention",
+    "LayerContext",
     "LayerNorm",
     "LearnedPositions",
     "Loss",

@@ -1,33 +1,70 @@
-"""Attention over keys and values with heads of their own: self-attention, and cross-attention to a memory."""
+"""Attention over keys and values with heads of their own: self-attention, and cross-attention to an encoder's output."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from pellucid.errors import InputError, ShapeError
-from pellucid.nn.attend import AttentionOptions, Backend, attend, probabilities
+from pellucid.nn.attend import AttentionOptions, attend, probabilities
 from pellucid.nn.cache import LayerCache
 from pellucid.nn.embedding import zero_padding
+from pellucid.nn.moe.routing import RouterStatsSink
 from pellucid.nn.positions import Rotary
 from pellucid.shapes import Float, Tensor
 from pellucid.visibility import Coordinates, Rule, full
 
-Projection = Literal["q", "k", "v", "o"]
-NormOver = Literal["head", "projection"]
+
+@dataclass(frozen=True, eq=False)
+class EncoderOutput:
+    """What cross-attention reads: hidden states ``[B, S, D]`` and their coordinates.
+
+    Without hidden states, the cache of each layer must hold the keys and values made of them.
+
+    Raises:
+        ShapeError: hidden states and coordinates of different rows or slots.
+    """
+
+    hidden_states: Float[Tensor, "B S D"] | None
+    coordinates: Coordinates
+
+    def __post_init__(self) -> None:
+        if self.hidden_states is not None and tuple(self.hidden_states.shape[:2]) != self.coordinates.shape:
+            raise ShapeError(
+                f"the encoder's hidden states are {tuple(self.hidden_states.shape[:2])}, but their coordinates are "
+                f"{self.coordinates.shape}; give one coordinate a slot"
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class LayerContext:
+    """What a layer needs beside its input: where tokens are, and what it reads from or writes to in this pass.
+
+    ``q_coords`` are the coordinates of the input; ``k_coords`` the same, or those of all slots of the ``cache`` once
+    the input is appended. ``bias`` is added to the scores of self-attention; ``router_stats`` receives the statistics
+    of a mixture of experts.
+    """
+
+    q_coords: Coordinates
+    k_coords: Coordinates
+    encoder_output: EncoderOutput | None = None
+    cache: LayerCache | None = None
+    bias: Float[Tensor, "#B #N T S"] | None = None
+    router_stats: RouterStatsSink | None = None
+
+    @classmethod
+    def of(cls, coords: Coordinates, **fields: Any) -> LayerContext:
+        """The context of a pass without a cache: queries and keys are the same tokens."""
+        return cls(coords, coords, **fields)
 
 
 class _Attention(nn.Module):
-    """What both kinds share: four projections, with their biases, limits and norms.
+    """What both kinds share: four projections, with their biases, limits and norms."""
 
-    ``biases`` names the projections that have one. ``clip`` clamps queries, keys and values to ±clip after projection
-    (MPT, DBRX, OLMo). ``q_norm`` and ``k_norm`` see one head's features at a time (``norm_over="head"``) or those of
-    all heads together (``"projection"``: OLMo 2).
-    """
+    rule: Rule
 
     def __init__(
         self,
@@ -37,41 +74,37 @@ class _Attention(nn.Module):
         num_heads: int,
         num_kv_heads: int,
         head_dim: int,
-        biases: Collection[Projection],
-        q_norm: nn.Module | None,
-        k_norm: nn.Module | None,
-        norm_over: NormOver,
-        clip_qkv: float | None,
-        softcap: float | None,
-        scale: float | None,
-        dropout: float,
-        backend: Backend,
+        q_bias: bool = False,
+        k_bias: bool = False,
+        v_bias: bool = False,
+        o_bias: bool = False,
+        q_norm: nn.Module | None = None,
+        k_norm: nn.Module | None = None,
+        norm_over: Literal["head", "projection"] = "head",
+        clip_qkv: float | None = None,
+        options: AttentionOptions = AttentionOptions(),  # noqa: B008 - frozen
     ) -> None:
         super().__init__()
-        if unknown := set(biases) - {"q", "k", "v", "o"}:
-            raise InputError(f"biases names {sorted(unknown)}, but projections with a bias are q, k, v and o")
         if norm_over not in ("head", "projection"):
             raise InputError(f"norm_over is {norm_over!r}; choose head or projection")
         if clip_qkv is not None and not clip_qkv > 0:
             raise InputError(f"clip_qkv is {clip_qkv}, but must be above 0; leave it out for none")
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
-        self.norm_over, self.clip_qkv, self.softcap, self.scale = norm_over, clip_qkv, softcap, scale
-        self.dropout = dropout
-        self.backend: Backend = backend
-        self.q_proj = nn.Linear(hidden_size, num_heads * head_dim, bias="q" in biases)
-        self.k_proj = nn.Linear(encoder_hidden_size, num_kv_heads * head_dim, bias="k" in biases)
-        self.v_proj = nn.Linear(encoder_hidden_size, num_kv_heads * head_dim, bias="v" in biases)
-        self.o_proj = nn.Linear(num_heads * head_dim, hidden_size, bias="o" in biases)
+        self.norm_over, self.clip_qkv, self.options = norm_over, clip_qkv, options
+        self.q_proj = nn.Linear(hidden_size, num_heads * head_dim, bias=q_bias)
+        self.k_proj = nn.Linear(encoder_hidden_size, num_kv_heads * head_dim, bias=k_bias)
+        self.v_proj = nn.Linear(encoder_hidden_size, num_kv_heads * head_dim, bias=v_bias)
+        self.o_proj = nn.Linear(num_heads * head_dim, hidden_size, bias=o_bias)
         self.q_norm: nn.Module = nn.Identity() if q_norm is None else q_norm
         self.k_norm: nn.Module = nn.Identity() if k_norm is None else k_norm
 
-    def _projected(self, projection: nn.Module, x_BTD: Tensor) -> Tensor:
+    def _project(self, projection: nn.Module, x_BTD: Tensor) -> Tensor:
         y_BTX: Tensor = projection(x_BTD)
         if self.clip_qkv is not None:
             y_BTX = y_BTX.clamp(-self.clip_qkv, self.clip_qkv)
         return y_BTX.unflatten(-1, (-1, self.head_dim))
 
-    def _normed(self, norm: nn.Module, y_BTNH: Tensor) -> Tensor:
+    def _normalize(self, norm: nn.Module, y_BTNH: Tensor) -> Tensor:
         normed: Tensor = norm(y_BTNH) if self.norm_over == "head" else norm(y_BTNH.flatten(-2)).view_as(y_BTNH)
         return normed
 
@@ -79,222 +112,154 @@ class _Attention(nn.Module):
 class GroupedQueryAttention(_Attention):
     """Self-attention with N query heads that share K key/value heads (Ainslie et al. 2023).
 
-    K = N is multi-head attention, K = 1 multi-query attention. ``rule`` says who may see whom in this layer. Queries
-    and keys are projected, clipped, normalised and turned, in this order; ``norm_after_rotary`` turns first (Llama 4,
-    Hunyuan). ``softcap`` c bends scores to ``c · tanh(score / c)`` (Gemma 2). ``sinks`` learns one logit a head that
-    joins each softmax as a key without a value (gpt-oss). ``scale`` defaults to ``H ** -0.5``.
+    K = N is multi-head attention, K = 1 multi-query attention. Queries and keys are projected, clipped, normalized and
+    rotated, in this order.
+
+    Args:
+        hidden_size: features of the residual stream.
+        rule: who may see whom in this layer.
+        rotary: rotates queries and keys to their positions.
+        norm_after_rotary: rotate first, then normalize (Llama 4, Hunyuan).
+        attention_sinks: learn one logit a head that joins each softmax as a key without a value (gpt-oss).
+        num_heads, num_kv_heads, head_dim: heads of queries, heads of keys and values, features of each.
+        q_bias, k_bias, v_bias, o_bias: which projections have a bias.
+        q_norm, k_norm: norms over one head's features (``norm_over="head"``) or over those of all heads together
+            (``"projection"``: OLMo 2).
+        clip_qkv: clamps queries, keys and values to ±clip_qkv after projection (MPT, DBRX, OLMo).
+        options: scale, softcap, dropout and backend; dropout acts in training mode only.
 
     Raises:
-        InputError: a bias, norm or limit that there is not.
+        InputError: a ``norm_over`` or ``clip_qkv`` outside its range.
     """
 
     def __init__(
         self,
         hidden_size: int,
         *,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
         rule: Rule,
         rotary: Rotary | None = None,
-        biases: Collection[Projection] = (),
-        q_norm: nn.Module | None = None,
-        k_norm: nn.Module | None = None,
-        norm_over: NormOver = "head",
         norm_after_rotary: bool = False,
-        clip_qkv: float | None = None,
-        softcap: float | None = None,
         attention_sinks: bool = False,
-        scale: float | None = None,
-        dropout: float = 0.0,
-        backend: Backend = "auto",
+        **projections: Any,
     ) -> None:
-        super().__init__(
-            hidden_size, hidden_size, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, biases=biases, q_norm=q_norm,
-            k_norm=k_norm, norm_over=norm_over, clip_qkv=clip_qkv, softcap=softcap, scale=scale, dropout=dropout,
-            backend=backend,
-        )  # fmt: skip
+        super().__init__(hidden_size, hidden_size, **projections)
         self.rule = rule
         self.rotary = rotary
         self.norm_after_rotary = norm_after_rotary
-        self.sinks = nn.Parameter(torch.zeros(num_heads)) if attention_sinks else None
+        self.sinks = nn.Parameter(torch.zeros(self.num_heads)) if attention_sinks else None
 
     @property
     def cache_shapes(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """What one slot takes in a cache: keys and values."""
+        """The shape of one slot of a cache: keys and values."""
         return (self.num_kv_heads, self.head_dim), (self.num_kv_heads, self.head_dim)
 
-    def forward(
-        self,
-        x_BTD: Float[Tensor, "B T D"],
-        queries: Coordinates,
-        keys: Coordinates,
-        cache: LayerCache | None = None,
-        bias: Float[Tensor, "#B #N T S"] | None = None,
-    ) -> Float[Tensor, "B T D"]:
-        """``queries`` say where ``x`` is; ``keys`` the same, or all that the ``cache`` holds once ``x`` is in it.
-
-        ``bias`` is added to scores.
-        """
-        q_BTNH, k_BTKH = self._queries_and_keys(x_BTD, queries)
-        v_BTKH = self._projected(self.v_proj, x_BTD)
-        k_BSKH, v_BSKH = (k_BTKH, v_BTKH) if cache is None else cache.append(k_BTKH, v_BTKH)
+    def forward(self, x_BTD: Float[Tensor, "B T D"], ctx: LayerContext) -> Float[Tensor, "B T D"]:
+        """What each token gathers from those that it sees."""
+        q_BTNH, k_BSKH = self._queries_and_keys(x_BTD, ctx.q_coords)
+        v_BSKH = self._project(self.v_proj, x_BTD)
+        if ctx.cache is not None:
+            k_BSKH, v_BSKH = ctx.cache.append(k_BSKH, v_BSKH)
         out_BTNH = attend(
             q_BTNH,
             k_BSKH,
             v_BSKH,
             rule=self.rule,
-            q_coords=queries,
-            k_coords=keys,
-            bias=bias,
+            q_coords=ctx.q_coords,
+            k_coords=ctx.k_coords,
+            bias=ctx.bias,
             sink_logits=self.sinks,
-            options=AttentionOptions(
-                scale=self.scale,
-                softcap=self.softcap,
-                dropout=self.dropout if self.training else 0.0,
-                backend=self.backend,
-            ),
+            options=options_for(self),
         )
         return self.o_proj(out_BTNH.flatten(-2))
 
-    def weights(
-        self, x_BTD: Float[Tensor, "B T D"], coords: Coordinates, bias: Float[Tensor, "#B #N T T"] | None = None
-    ) -> Float[Tensor, "B N T T"]:
-        """What each head attends to in ``x``, by the reference path; the weight of what is hidden is exactly 0."""
-        q_BTNH, k_BTKH = self._queries_and_keys(x_BTD, coords)
+    def weights(self, x_BTD: Float[Tensor, "B T D"], ctx: LayerContext) -> Float[Tensor, "B N T T"]:
+        """The attention weights of each head, by the reference path; the weight of a hidden key is exactly 0."""
+        q_BTNH, k_BTKH = self._queries_and_keys(x_BTD, ctx.q_coords)
         return probabilities(
             q_BTNH,
             k_BTKH,
             rule=self.rule,
-            q_coords=coords,
-            k_coords=coords,
-            bias=bias,
+            q_coords=ctx.q_coords,
+            k_coords=ctx.q_coords,
+            bias=ctx.bias,
             sink_logits=self.sinks,
-            options=AttentionOptions(scale=self.scale, softcap=self.softcap),
+            options=self.options,
         )
 
     def _queries_and_keys(self, x_BTD: Tensor, coords: Coordinates) -> tuple[Tensor, Tensor]:
-        q_BTNH = self._norm_and_rotate(self.q_norm, self._projected(self.q_proj, x_BTD), coords)
-        k_BTKH = self._norm_and_rotate(self.k_norm, self._projected(self.k_proj, x_BTD), coords)
+        q_BTNH = self._norm_and_rotate(self.q_norm, self._project(self.q_proj, x_BTD), coords)
+        k_BTKH = self._norm_and_rotate(self.k_norm, self._project(self.k_proj, x_BTD), coords)
         return q_BTNH, k_BTKH
 
     def _norm_and_rotate(self, norm: nn.Module, y_BTNH: Tensor, coords: Coordinates) -> Tensor:
         if self.rotary is None:
-            return self._normed(norm, y_BTNH)
+            return self._normalize(norm, y_BTNH)
         if self.norm_after_rotary:
-            return self._normed(norm, self.rotary(y_BTNH, coords))
-        return self.rotary(self._normed(norm, y_BTNH), coords)
-
-
-@dataclass(frozen=True, eq=False)
-class EncoderOutput:
-    """What cross-attention reads: states, and where they are. Without states, a cache holds their keys and values.
-
-    Raises:
-        ShapeError: states that are not where ``coordinates`` says.
-    """
-
-    hidden_states: Float[Tensor, "B S D"] | None
-    coordinates: Coordinates
-
-    def __post_init__(self) -> None:
-        if self.hidden_states is not None and tuple(self.hidden_states.shape[:2]) != self.coordinates.shape:
-            raise ShapeError(
-                f"the memory's states are {tuple(self.hidden_states.shape[:2])}, but its coordinates are {self.coordinates.shape}; give one "
-                "coordinate a slot"
-            )
+            return self._normalize(norm, self.rotary(y_BTNH, coords))
+        rotated: Tensor = self.rotary(self._normalize(norm, y_BTNH), coords)
+        return rotated
 
 
 class CrossAttention(_Attention):
     """Attention of one sequence to another (Vaswani et al. 2017 §3.2.3): a decoder's to its encoder's states.
 
-    Document d of the queries sees all of document d of the memory: never causal, never windowed, and nothing of
-    other documents or padding. ``encoder_hidden_size`` is the width of the memory where it differs. With a cache, the memory's
-    keys and values are computed at the first pass and kept.
+    Document d of the queries sees all of document d of the encoder's output: never causal, never windowed, and nothing
+    of other documents or padding. ``encoder_hidden_size`` is the width of those states where it differs. With a cache,
+    their keys and values are computed in the first pass and kept. Other arguments: :class:`GroupedQueryAttention`.
     """
 
-    def __init__(
-        self,
-        hidden_size: int,
-        *,
-        encoder_hidden_size: int | None = None,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        biases: Collection[Projection] = (),
-        q_norm: nn.Module | None = None,
-        k_norm: nn.Module | None = None,
-        norm_over: NormOver = "head",
-        clip_qkv: float | None = None,
-        softcap: float | None = None,
-        scale: float | None = None,
-        dropout: float = 0.0,
-        backend: Backend = "auto",
-    ) -> None:
+    def __init__(self, hidden_size: int, *, encoder_hidden_size: int | None = None, **projections: Any) -> None:
         super().__init__(
-            hidden_size, hidden_size if encoder_hidden_size is None else encoder_hidden_size, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
-            biases=biases, q_norm=q_norm, k_norm=k_norm, norm_over=norm_over, clip_qkv=clip_qkv, softcap=softcap, scale=scale,
-            dropout=dropout, backend=backend,
-        )  # fmt: skip
+            hidden_size, hidden_size if encoder_hidden_size is None else encoder_hidden_size, **projections
+        )
         self.rule = full()
 
-    def forward(
-        self,
-        x_BTD: Float[Tensor, "B T D"],
-        queries: Coordinates,
-        memory: EncoderOutput,
-        cache: LayerCache | None = None,
-    ) -> Float[Tensor, "B T D"]:
-        """``x``, which is where ``queries`` say, attends to ``memory``.
+    def forward(self, x_BTD: Float[Tensor, "B T D"], ctx: LayerContext) -> Float[Tensor, "B T D"]:
+        """What each token gathers from ``ctx.encoder_output``.
 
         Raises:
-            InputError: a memory without states, and no cache that holds what became of them.
+            InputError: no hidden states, and no cache that holds their keys and values.
         """
-        q_BTNH = self._normed(self.q_norm, self._projected(self.q_proj, x_BTD))
-        k_BSKH, v_BSKH = self._keys_and_values(memory, cache)
+        q_BTNH, k_BSKH, v_BSKH, k_coords = self._queries_keys_values(x_BTD, ctx)
         out_BTNH = attend(
             q_BTNH,
             k_BSKH,
             v_BSKH,
             rule=self.rule,
-            q_coords=queries,
-            k_coords=memory.coordinates,
-            options=AttentionOptions(
-                scale=self.scale,
-                softcap=self.softcap,
-                dropout=self.dropout if self.training else 0.0,
-                backend=self.backend,
-            ),
+            q_coords=ctx.q_coords,
+            k_coords=k_coords,
+            options=options_for(self),
         )
         return self.o_proj(out_BTNH.flatten(-2))
 
-    def weights(
-        self, x_BTD: Float[Tensor, "B T D"], queries: Coordinates, memory: EncoderOutput
-    ) -> Float[Tensor, "B N T S"]:
-        """What each head attends to in ``memory``, by the reference path."""
-        q_BTNH = self._normed(self.q_norm, self._projected(self.q_proj, x_BTD))
-        k_BSKH, _ = self._keys_and_values(memory, None)
+    def weights(self, x_BTD: Float[Tensor, "B T D"], ctx: LayerContext) -> Float[Tensor, "B N T S"]:
+        """The attention weights of each head over ``ctx.encoder_output``, by the reference path."""
+        q_BTNH, k_BSKH, _, k_coords = self._queries_keys_values(x_BTD, ctx)
         return probabilities(
-            q_BTNH,
-            k_BSKH,
-            rule=self.rule,
-            q_coords=queries,
-            k_coords=memory.coordinates,
-            options=AttentionOptions(scale=self.scale, softcap=self.softcap),
+            q_BTNH, k_BSKH, rule=self.rule, q_coords=ctx.q_coords, k_coords=k_coords, options=self.options
         )
 
-    def _keys_and_values(self, memory: EncoderOutput, cache: LayerCache | None) -> tuple[Tensor, Tensor]:
-        if memory.hidden_states is None:
+    def _queries_keys_values(self, x_BTD: Tensor, ctx: LayerContext) -> tuple[Tensor, Tensor, Tensor, Coordinates]:
+        source, cache = ctx.encoder_output, ctx.cache
+        assert source is not None, "a block checks that there is an encoder's output"
+        q_BTNH = self._normalize(self.q_norm, self._project(self.q_proj, x_BTD))
+        if source.hidden_states is None:
             if cache is None or cache.cross is None:
                 raise InputError(
-                    "this memory has no states, and no cache holds their keys and values; give EncoderOutput(hidden_states, coordinates) at "
-                    "the first pass"
+                    "this encoder output has no hidden states, and no cache holds their keys and values; give "
+                    "EncoderOutput(hidden_states, coordinates) at the first pass"
                 )
-            return cache.cross
-        # padding is silenced, so that not even NaN there reaches a gradient; states may come from a wider stream
-        x_BSD = zero_padding(memory.hidden_states, memory.coordinates).to(self.k_proj.weight.dtype)
-        k_BSKH = self._normed(self.k_norm, self._projected(self.k_proj, x_BSD))
-        v_BSKH = self._projected(self.v_proj, x_BSD)
+            return q_BTNH, *cache.cross, source.coordinates
+        # padding becomes 0, so that not even NaN there reaches a gradient; states may come from a wider stream
+        x_BSD = zero_padding(source.hidden_states, source.coordinates).to(self.k_proj.weight.dtype)
+        k_BSKH = self._normalize(self.k_norm, self._project(self.k_proj, x_BSD))
+        v_BSKH = self._project(self.v_proj, x_BSD)
         if cache is not None:
             cache.cross = k_BSKH.detach(), v_BSKH.detach()
-        return k_BSKH, v_BSKH
+        return q_BTNH, k_BSKH, v_BSKH, source.coordinates
+
+
+def options_for(part: nn.Module) -> AttentionOptions:
+    """``part.options``, without dropout in eval mode."""
+    options: AttentionOptions = part.options  # type: ignore[assignment]
+    return options if part.training or not options.dropout else replace(options, dropout=0.0)

@@ -24,7 +24,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from pellucid.errors import InputError, UnsupportedError
-from pellucid.nn.attention import CrossAttention, EncoderOutput, GroupedQueryAttention
+from pellucid.nn.attend import AttentionOptions
+from pellucid.nn.attention import CrossAttention, EncoderOutput, GroupedQueryAttention, LayerContext
 from pellucid.nn.block import PostNormBlock, PreNormBlock
 from pellucid.nn.ffn import DenseFFN
 from pellucid.nn.norms import LayerNorm
@@ -43,10 +44,11 @@ class Layers(nn.Module):
         self.norm = norm
 
     def forward(
-        self, x_BTD: Float[Tensor, "B T D"], coords: Coordinates, memory: EncoderOutput | None = None
+        self, x_BTD: Float[Tensor, "B T D"], coords: Coordinates, encoder_output: EncoderOutput | None = None
     ) -> Float[Tensor, "B T D"]:
+        ctx = LayerContext.of(coords, encoder_output=encoder_output)
         for block in self.layers:
-            x_BTD = block(x_BTD, coords, coords, memory=memory)
+            x_BTD = block(x_BTD, ctx)
         normed: Tensor = self.norm(x_BTD)
         return normed
 
@@ -74,7 +76,7 @@ def from_torch(module: nn.Module, *, rule: Rule | None = None, cross: bool = Fal
 
     ``rule`` says who may see whom in self-attention; left out, everybody in an encoder and in bare attention, the past
     in a decoder. (For ``nn.Transformer`` it is the decoder's; its encoder sees everything that is no padding.)
-    ``cross=True`` makes attention to a memory of ``nn.MultiheadAttention``. Ours take ``[B, T, D]`` in any case.
+    ``cross=True`` makes cross-attention of ``nn.MultiheadAttention``. Ours take ``[B, T, D]`` in any case.
 
     Raises:
         UnsupportedError: what has no counterpart here, named.
@@ -83,7 +85,9 @@ def from_torch(module: nn.Module, *, rule: Rule | None = None, cross: bool = Fal
     if cross and not isinstance(module, nn.MultiheadAttention):
         raise InputError(f"cross=True belongs to nn.MultiheadAttention, not to {type(module).__name__}; leave it out")
     if cross and rule is not None:
-        raise InputError("attention to a memory sees all of it and takes no rule; say padding by the memory's coords")
+        raise InputError(
+            "cross-attention sees the whole encoder output and takes no rule; mark padding in its coordinates"
+        )
     if type(module) not in _KINDS:
         known = ", ".join(f"nn.{kind.__name__}" for kind in _KINDS)
         raise UnsupportedError(f"from_torch takes {known}, not {type(module).__name__}")
@@ -106,7 +110,7 @@ def _attention(theirs: nn.MultiheadAttention, rule: Rule | None) -> GroupedQuery
     if not theirs._qkv_same_embed_dim:
         raise UnsupportedError(
             f"this attention reads keys of {theirs.kdim} and values of {theirs.vdim} features beside queries of "
-            f"{theirs.embed_dim}, so it is attention to a memory; give cross=True"
+            f"{theirs.embed_dim}, so it is cross-attention; give cross=True"
         )
     return GroupedQueryAttention(theirs.embed_dim, rule=full() if rule is None else rule, **_heads(theirs))
 
@@ -114,7 +118,7 @@ def _attention(theirs: nn.MultiheadAttention, rule: Rule | None) -> GroupedQuery
 def _cross(theirs: Any) -> CrossAttention:
     if theirs.kdim != theirs.vdim:
         raise UnsupportedError(
-            f"keys come from {theirs.kdim} features and values from {theirs.vdim}, but a memory has one size"
+            f"keys come from {theirs.kdim} features and values from {theirs.vdim}, but an encoder's output has one width"
         )
     return CrossAttention(theirs.embed_dim, encoder_hidden_size=theirs.kdim, **_heads(theirs))
 
@@ -127,8 +131,8 @@ def _heads(theirs: nn.MultiheadAttention) -> dict[str, Any]:
         "num_heads": theirs.num_heads,
         "num_kv_heads": theirs.num_heads,
         "head_dim": theirs.head_dim,
-        "biases": () if theirs.in_proj_bias is None else ("q", "k", "v", "o"),
-        "dropout": theirs.dropout,
+        **dict.fromkeys(("q_bias", "k_bias", "v_bias", "o_bias"), theirs.in_proj_bias is not None),
+        "options": AttentionOptions(dropout=theirs.dropout),
     }
 
 

@@ -6,10 +6,9 @@
 """
 
 from pellucid.training.config import TrainConfig
+from pellucid.training.evaluation import bits_per_byte
 from pellucid.training.loop import train
-from pellucid.training.result import TrainResult
-from pellucid.training.results import MetricValue, Validation
+from pellucid.training.results import MetricValue, TrainResult, Validation
 from pellucid.training.step import NotFiniteError
-from pellucid.training.validation import bits_per_byte
 
 __all__ = ["MetricValue", "NotFiniteError", "TrainConfig", "TrainResult", "Validation", "bits_per_byte", "train"]

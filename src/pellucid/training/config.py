@@ -12,8 +12,8 @@ from pellucid.data.records import BUILT_IN
 from pellucid.models.config import ModelConfig
 from pellucid.models.configs import MoEConfig, SigmoidRouterConfig
 from pellucid.training import objectives
+from pellucid.training.environment import Precision
 from pellucid.training.objectives import Objective, reads_text
-from pellucid.training.precision import Precision
 
 NonNegative = Annotated[float, Field(ge=0)]
 Ratio = Annotated[float, Field(ge=0, le=1)]

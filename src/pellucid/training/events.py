@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pellucid.training.results import Validation
-from pellucid.training.routing import RoutingStats
+from pellucid.training.step import RoutingStats
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Training, from top to bottom: prepare, then step, log, validate and save until the budget is spent."""
+"""Training, from top to bottom: set up, then step, log, evaluate and save until the run is over."""
 
 from __future__ import annotations
 
@@ -6,13 +6,20 @@ import math
 import time
 import warnings
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+import torch
+
+from pellucid.batch import Batch
+from pellucid.checkpoints import store
 from pellucid.data.corpus import Document
+from pellucid.data.loader import Loader
 from pellucid.errors import CheckpointError, ConfigError, StorageError
 from pellucid.training.config import TrainConfig
 from pellucid.training.environment import write_environment
+from pellucid.training.evaluation import bits_per_byte
 from pellucid.training.events import (
     Event,
     Finished,
@@ -26,15 +33,13 @@ from pellucid.training.events import (
     Warned,
 )
 from pellucid.training.loggers import MetricsLog, broadcast
-from pellucid.training.result import TrainResult
-from pellucid.training.results import Validation
-from pellucid.training.resume import final, find_resume_point, refuse_other_model, refuse_shorter, repair_folder
+from pellucid.training.optim import lr_multiplier, progress
+from pellucid.training.results import TrainResult, Validation
+from pellucid.training.resume import final, find_resume_point, refuse_other_model, refuse_shorter, reopen, repair_folder
 from pellucid.training.run_folder import RunFolder, checked_path, step_name
-from pellucid.training.schedule import lr_multiplier, progress
 from pellucid.training.setup import RunComponents, prepare, refuse_missing_device, resolve_auto
 from pellucid.training.signals import SignalHandler
 from pellucid.training.step import StepContext, StepResult, train_step
-from pellucid.training.validation import bits_per_byte
 
 
 def train(
@@ -42,12 +47,11 @@ def train(
 ) -> TrainResult:
     """Train the model that ``config`` describes and keep everything in ``run_folder``.
 
-    A folder that holds a run of the same ``config`` goes on from its last checkpoint, as if it had never stopped;
-    one that is finished says so, and nothing is done. ``resume=True`` wants a run there, and lets its budget and
-    bookkeeping change; ``False`` wants an empty folder. Anything else that is there is refused. Ctrl-C and SIGTERM
-    finish the step and what belongs to it, save and return; before the first step, or given twice, they raise
-    ``KeyboardInterrupt``. ``on_event`` is told what happens (see ``training.events``); without it, warnings are
-    Python's.
+    A run of the same ``config`` that is in the folder is resumed from its last checkpoint, as if it had never stopped;
+    if it is finished, nothing is done. ``resume=True`` requires a run there, whose length and bookkeeping may change;
+    ``False`` requires an empty folder. Anything else in the folder is refused. Ctrl-C and SIGTERM finish the step with
+    its evaluation, save and return; before the first step, or sent twice, they raise ``KeyboardInterrupt``.
+    ``on_event`` is called with what happens (see ``training.events``); without it, warnings are Python's.
 
     Raises:
         InputError: something in the config, the data or on the disk cannot be used; nothing was trained, and no
@@ -60,55 +64,55 @@ def train(
             f"config is {str(config)[:80]!r}, but must be a TrainConfig; make one with TrainConfig.from_file or "
             ".from_mapping"
         )
-    run, tell = RunFolder(checked_path(run_folder)), on_event or _warn
+    run, listener = RunFolder(checked_path(run_folder)), on_event or _warn
     refuse_missing_device(config.device)
     try:
-        with SignalHandler() as interrupts:
+        with SignalHandler() as signals:
             if run.holds_run() if resume is None else resume:
-                return _resume(config, run, resume is None, interrupts, tell)
-            return _start(config, run, interrupts, tell)
+                return _resume(config, run, resume is None, signals, listener)
+            return _start(config, run, signals, listener)
     finally:
         run.close()
 
 
-def _start(config: TrainConfig, run: RunFolder, interrupts: SignalHandler, tell: Listener) -> TrainResult:
+def _start(config: TrainConfig, run: RunFolder, signals: SignalHandler, listener: Listener) -> TrainResult:
     """A new run. What goes wrong before its first step leaves nothing behind."""
     try:
         config = resolve_auto(config)
         run.begin(config)
-        parts = prepare(config, run, None, lambda message: tell(Warned(message)))
-        write_environment(run.path, 0, parts.facts)
-        interrupts.begin()
+        components = prepare(config, run, None, lambda message: listener(Warned(message)))
+        write_environment(run.path, 0, components.facts)
+        signals.begin()
     except BaseException:
         run.rollback()
         raise
-    return Trainer(config, run, parts, interrupts, tell).go()
+    return Trainer(config, run, components, signals, listener).run()
 
 
 def _resume(
-    config: TrainConfig, run: RunFolder, exactly: bool, interrupts: SignalHandler, tell: Listener
+    config: TrainConfig, run: RunFolder, exactly: bool, signals: SignalHandler, listener: Listener
 ) -> TrainResult:
     """A run that was begun. First everything is asked that can refuse, and only then something is changed."""
-    config = run.reopen(config, exactly=exactly)
-    choice = find_resume_point(run)
-    refuse_other_model(config, choice)
-    refuse_shorter(config, run, choice.counters)
-    if validation := final(config, run, choice):
-        assert choice.checkpoint is not None
-        repair_folder(run, choice, tell)
-        tell(Finished(run.path, choice.counters.step))
-        return TrainResult.of(run.path, choice.checkpoint, choice.counters, validation)
-    parts = prepare(config, run, choice.checkpoint, lambda message: tell(Warned(message)))
+    config = reopen(run, config, exactly=exactly)
+    point = find_resume_point(run)
+    refuse_other_model(config, point)
+    refuse_shorter(config, run, point.trainer_state)
+    if validation := final(config, run, point):
+        assert point.checkpoint is not None
+        repair_folder(run, point, listener)
+        listener(Finished(run.path, point.trainer_state.step))
+        return TrainResult.of(run.path, point.checkpoint, point.trainer_state, validation)
+    components = prepare(config, run, point.checkpoint, lambda message: listener(Warned(message)))
     metrics = MetricsLog(run.metrics)
     metrics.refuse_other_kinds()
-    repair_folder(run, choice, tell)
+    repair_folder(run, point, listener)
     run.write_config(config)
-    metrics.truncate(parts.counters.step)
+    metrics.truncate(components.trainer_state.step)
     run.prune(config.save_total_limit)
-    write_environment(run.path, parts.counters.step, parts.facts)
-    interrupts.begin()
-    tell(Resumed(run.path, parts.counters.step))
-    return Trainer(config, run, parts, interrupts, tell).go()
+    write_environment(run.path, components.trainer_state.step, components.facts)
+    signals.begin()
+    listener(Resumed(run.path, components.trainer_state.step))
+    return Trainer(config, run, components, signals, listener).run()
 
 
 def _warn(event: Event) -> None:
@@ -121,187 +125,244 @@ T = TypeVar("T")
 
 
 class StopRequested(Exception):  # noqa: N818
-    """Ends the validation at the end of a run that is to stop."""
+    """Ends the evaluation at the end of a run that a signal asks to stop."""
+
+
+class Prefetcher:
+    """Micro-batches of ``loader``, on ``device``.
+
+    Off the CPU the next one is assembled in a thread, and pinned where the device is a GPU, while the device works on
+    this one. ``loader`` counts only those that were given, so a checkpoint never skips one.
+    """
+
+    def __init__(self, loader: Loader, device: torch.device | str) -> None:
+        self._loader, self._device = loader, torch.device(device)
+        self._pool = None if self._device.type == "cpu" else ThreadPoolExecutor(1, "prefetch")
+        self._ahead: tuple[int, Future[Batch]] | None = None
+
+    def next(self) -> Batch:
+        """The next micro-batch."""
+        if self._pool is None:
+            return next(self._loader).to(self._device)
+        number = self._loader.batches
+        ready, self._ahead = self._ahead, None
+        batch = ready[1].result() if ready is not None and ready[0] == number else self._assemble(number)
+        self._loader.advance()
+        self._ahead = number + 1, self._pool.submit(self._assemble, number + 1)
+        return batch.to(self._device)
+
+    def _assemble(self, number: int) -> Batch:
+        batch = self._loader.batch(number)
+        return batch.pin_memory() if self._device.type == "cuda" else batch
+
+    def close(self) -> None:
+        """End the thread."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
 
 
 class Trainer:
-    """The state of a run in memory, and what is done with it."""
+    """A run in memory: :meth:`run` steps, evaluates and saves until the run is over or a signal asks it to stop."""
 
     def __init__(
         self,
         config: TrainConfig,
-        run: RunFolder,
-        parts: RunComponents,
-        interrupts: SignalHandler,
-        tell: Listener,
+        folder: RunFolder,
+        components: RunComponents,
+        signals: SignalHandler,
+        listener: Listener,
     ) -> None:
-        self.config, self.run, self.parts, self.counters = config, run, parts, parts.counters
-        self.interrupts, self.tell = interrupts, broadcast([MetricsLog(run.metrics), tell])
-        self.said_so = False
-        self.last = run.read_pointer("last")
-        self.began = time.monotonic() - 60 * parts.counters.minutes
+        self.config, self.folder, self.components = config, folder, components
+        self.state, self.precision = components.trainer_state, config.resolved_precision
+        self.signals, self.emit = signals, broadcast([MetricsLog(folder.metrics), listener])
+        self.batches = Prefetcher(components.loader, config.device)
+        self.last_checkpoint = folder.read_pointer("last")
+        self.interruption_emitted = False
+        self.started = time.monotonic() - 60 * self.state.minutes
 
-    def go(self) -> TrainResult:
-        self.tell_prepared()
-        while self.progress < 1 and not self.interrupts.asked:
-            self.step()
-            self.tell_interrupted()
-            best = False
-            if self.due(self.config.eval_steps):  # of an interrupted step too: the log must not lack it
-                best = self.validate()
-            if best or self.due(self.config.save_steps):
-                self.save()
-        self.tell_interrupted()
+    def run(self) -> TrainResult:
+        """Train until the run is over."""
+        self.emit_prepared()
+        try:
+            while not self.stopping:
+                self.step()
+                self.emit_interrupted()
+                best = False
+                if self.due(self.config.eval_steps):  # of an interrupted step too: the log must not lack it
+                    best = self.evaluate()
+                if best or self.due(self.config.save_steps):
+                    self.save()
+        finally:
+            self.batches.close()
+        self.emit_interrupted()
         checkpoint = self.save()
-        validation = self.validate_all()
-        self.tell_interrupted()
-        asked = self.interrupts.asked if validation is None else None
+        validation = self.evaluate_all()
+        self.emit_interrupted()
+        signal = self.signals.requested if validation is None else None
         return TrainResult.of(
-            self.run.path, checkpoint, self.counters, validation, signal="" if asked is None else asked.name
+            self.folder.path, checkpoint, self.state, validation, signal="" if signal is None else signal.name
         )
 
-    # ---- what is done
+    # ---- what a run does
 
     def step(self) -> None:
-        """One change of the weights."""
-        started, counters, parts = time.monotonic(), self.counters, self.parts
-        parts.optimizers.set_learning_rate(lr_multiplier(self.config, counters.step, self.minutes))
-        parts.model.train()
-        first = parts.loader.batches
-        batches = [next(parts.loader).to(self.config.device) for _ in range(self.config.gradient_accumulation_steps)]
+        """Change the weights once."""
+        started, state, components = time.monotonic(), self.state, self.components
+        components.optimizers.set_learning_rate(lr_multiplier(self.config, state.step, self.minutes))
+        components.model.train()
+        first = components.loader.batches
         result = train_step(
-            parts.model,
-            batches,
-            parts.optimizers,
+            components.model,
+            [self.batches.next() for _ in range(self.config.gradient_accumulation_steps)],
+            components.optimizers,
             max_grad_norm=self.config.max_grad_norm,
-            precision=self.config.resolved_precision,
+            precision=self.precision,
             load_balancing=self.config.load_balancing,
-            where=StepContext(counters.step + 1, lambda: self.documents(first), self.last),
+            context=StepContext(state.step + 1, lambda: self.documents(first), self.last_checkpoint),
         )
         seconds = time.monotonic() - started
-        counters.step += 1
-        counters.tokens += result.num_targets
-        counters.training_seconds += seconds
-        self.tell_stepped(result, seconds)
+        state.step += 1
+        state.tokens += result.num_targets
+        state.training_seconds += seconds
+        self.emit_stepped(result, seconds)
 
-    def validate(self) -> bool:
-        """Held-out loss on the way; whether it is the best so far."""
-        started, counters, evaluator = time.monotonic(), self.counters, self.parts.evaluator
+    def evaluate(self) -> bool:
+        """Evaluate a sample of the held-out documents; returns whether it is the best result so far."""
+        started, state, evaluator = time.monotonic(), self.state, self.components.evaluator
         if evaluator is None:
-            found = self.bits_per_byte(self.parts.sample)
+            found = self.bits_per_byte(self.components.sample)
         else:
-            found = evaluator.validate(self.parts.model, final=False)
-        best = math.isfinite(found.measure) and (counters.best is None or found.measure < counters.best)
+            found = evaluator.evaluate(self.components.model, final=False)
+        best = math.isfinite(found.measure) and (state.best is None or found.measure < state.best)
         if best:
-            counters.best, counters.best_step = found.measure, counters.step
-        self.tell_validated(found, started, best=best, final=False)
+            state.best, state.best_step = found.measure, state.step
+        self.emit_validated(found, started, best=best, final=False)
         return best
 
-    def validate_all(self) -> Validation | None:
-        """The same over all held-out documents; None if somebody asks the run to stop before that is done."""
-        started, evaluator = time.monotonic(), self.parts.evaluator
+    def evaluate_all(self) -> Validation | None:
+        """Evaluate all held-out documents; None if a signal asks the run to stop before that is done."""
+        started, evaluator = time.monotonic(), self.components.evaluator
         try:
             if evaluator is None:
-                found = self.bits_per_byte(self.until_asked(self.parts.heldout.documents("heldout")))
+                found = self.bits_per_byte(self.until_requested(self.components.heldout.documents("heldout")))
             else:
-                found = evaluator.validate(self.parts.model, final=True, watch=self.until_asked)
+                found = evaluator.evaluate(self.components.model, final=True, watch=self.until_requested)
         except StopRequested:
             return None
-        self.tell_validated(found, started, best=False, final=True)
+        self.emit_validated(found, started, best=False, final=True)
         return found
 
     def bits_per_byte(self, documents: Iterable[Document]) -> Validation:
-        """Of the model as it is."""
+        """Bits per byte of the model as it is."""
         length, stride = self.config.window
         return bits_per_byte(
-            self.parts.model,
-            self.parts.tokenizer,
+            self.components.model,
+            self.components.tokenizer,
             documents,
             length=length,
             stride=stride,
             batch_tokens=self.config.evaluation.batch_tokens,
-            precision=self.config.resolved_precision,
+            precision=self.precision,
         )
 
-    def until_asked(self, items: Iterable[T]) -> Iterator[T]:
-        """The documents or batches; an end, and no result, when the run is to stop."""
+    def until_requested(self, items: Iterable[T]) -> Iterator[T]:
+        """The documents or batches; raises StopRequested as soon as a signal asks the run to stop."""
         for item in items:
-            if self.interrupts.asked:
+            if self.signals.requested:
                 raise StopRequested
             yield item
-        if self.interrupts.asked:
+        if self.signals.requested:
             raise StopRequested
 
     def save(self) -> Path:
-        """A whole checkpoint of this step, unless there is one."""
-        parts, counters = self.parts, self.counters
-        if self.last is not None and self.last.name == step_name(counters.step):
-            return self.last
-        counters.minutes, counters.loader = self.minutes, parts.loader.state_dict()
+        """A whole checkpoint of this step, unless there is one.
+
+        The first and the last one of a run carry a witness; those in between are proved by digests.
+        """
+        components, state, last = self.components, self.state, self.last_checkpoint
         try:
-            self.last = self.run.save(parts.model, parts.tokenizer, counters, parts.optimizers, parts.classes)
-            if counters.best_step == counters.step:
-                self.run.mark_best(self.last)
-            self.run.prune(self.config.save_total_limit)
+            if last is not None and last.name == step_name(state.step):
+                if self.stopping:
+                    store.add_witness(last, components.model, components.tokenizer)
+                return last
+            state.minutes, state.loader = self.minutes, components.loader.state_dict()
+            prove: store.Proof = "witness" if last is None or self.stopping else "digests"
+            self.last_checkpoint = last = self.folder.save(
+                components.model,
+                components.tokenizer,
+                state,
+                components.optimizers,
+                components.classes,
+                prove=prove,
+            )
+            if state.best_step == state.step:
+                self.folder.mark_best(last)
+            self.folder.prune(self.config.save_total_limit)
         except CheckpointError as error:
             raise StorageError(
-                f"step {counters.step}: {error}. Last good checkpoint: {self.last or 'none yet'}"
+                f"step {state.step}: {error}. Last good checkpoint: {self.last_checkpoint or 'none yet'}"
             ) from error
-        self.tell(Saved(counters.step, self.last))
-        return self.last
+        self.emit(Saved(state.step, last))
+        return last
 
     # ---- where the run is
 
     @property
     def minutes(self) -> float:
-        """Since the first step."""
-        return (time.monotonic() - self.began) / 60
+        """Minutes since the first step."""
+        return (time.monotonic() - self.started) / 60
 
     @property
     def progress(self) -> float:
-        """How much of the budget is used."""
-        return progress(self.config, self.counters.step, self.minutes)
+        """The fraction of the run that is over."""
+        return progress(self.config, self.state.step, self.minutes)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether no step follows."""
+        return bool(self.signals.requested) or self.progress >= 1
 
     def due(self, every: int) -> bool:
         """Whether this step is one of every so many."""
-        return bool(every) and self.counters.step % every == 0
+        return bool(every) and self.state.step % every == 0
 
     def documents(self, first: int) -> list[str]:
-        """The documents of the step whose first batch has this number."""
+        """The names of the documents in the step whose first micro-batch has this number."""
         numbers = range(first, first + self.config.gradient_accumulation_steps)
-        return list(dict.fromkeys(name for n in numbers for name in self.parts.loader.names(n)))
+        return list(dict.fromkeys(name for n in numbers for name in self.components.loader.names(n)))
 
-    # ---- what is told
+    # ---- what listeners are given
 
-    def tell_interrupted(self) -> None:
-        """That somebody asked the run to stop, once."""
-        if self.interrupts.asked and not self.said_so:
-            self.said_so = True
-            self.tell(Interrupted(self.interrupts.asked.name))
+    def emit_interrupted(self) -> None:
+        """That a signal asked the run to stop, once."""
+        if self.signals.requested and not self.interruption_emitted:
+            self.interruption_emitted = True
+            self.emit(Interrupted(self.signals.requested.name))
 
-    def tell_validated(self, found: Validation, started: float, *, best: bool, final: bool) -> None:
+    def emit_validated(self, found: Validation, started: float, *, best: bool, final: bool) -> None:
         seconds = time.monotonic() - started
-        self.tell(Validated.of(found, self.counters.step, best=best, final=final, seconds=seconds))
+        self.emit(Validated.of(found, self.state.step, best=best, final=final, seconds=seconds))
 
-    def tell_prepared(self) -> None:
-        loader, model = self.parts.loader, self.parts.model
+    def emit_prepared(self) -> None:
+        loader, model = self.components.loader, self.components.model
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        self.tell(Prepared(self.run.path, parameters, len(loader.store), loader.tokens, loader.rows))
+        self.emit(Prepared(self.folder.path, parameters, len(loader.store), loader.tokens, loader.rows))
 
-    def tell_stepped(self, result: StepResult, seconds: float) -> None:
-        self.tell(
+    def emit_stepped(self, result: StepResult, seconds: float) -> None:
+        evaluator = self.components.evaluator
+        self.emit(
             Stepped(
-                step=self.counters.step,
-                tokens=self.counters.tokens,
+                step=self.state.step,
+                tokens=self.state.tokens,
                 num_targets=result.num_targets,
                 loss=result.loss,
                 learning_rate=result.learning_rate,
                 grad_norm=result.grad_norm,
-                epoch=self.parts.loader.epoch,
+                epoch=self.components.loader.epoch,
                 seconds=seconds,
                 progress=self.progress,
                 minutes=self.minutes,
-                item="token" if self.parts.evaluator is None else self.parts.evaluator.item,
+                item="token" if evaluator is None else evaluator.item,
                 routing=result.routing,
             )
         )

@@ -34,13 +34,9 @@ from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import CheckpointError, ConfigError
 from pellucid.training import environment, state
 from pellucid.training.config import TrainConfig
-from pellucid.training.config_diff import differences, told
 from pellucid.training.lock import Lock
 from pellucid.training.optim import OptimizerSet
 
-LENGTH = frozenset({"max_steps", "max_minutes"})
-"""The keys that say how long a run is."""
-_FREE = LENGTH | {"eval_steps", "evaluation", "save_steps", "save_total_limit", "num_threads", "device"}
 _DAMAGED = ".damaged"
 
 
@@ -97,23 +93,10 @@ class RunFolder:
         except OSError as error:
             raise CheckpointError(cannot_write(self.path, error)) from error
 
-    def reopen(self, config: TrainConfig, *, exactly: bool = False) -> TrainConfig:
-        """Hold the folder of a run that goes on with the same configuration; its length and bookkeeping may differ.
-
-        Not if ``exactly``: then any difference is refused. Nothing is written; see :meth:`repair_folder`.
-        """
-        if not self.holds_run():
-            raise ConfigError(f"there is no run in {self.path}: leave --resume out (in Python: resume)")
-        stored = TrainConfig.from_file(self.config)
-        if stored != stored.resolve_auto("float32"):
-            raise ConfigError(
-                f"{self.config} leaves a precision to be measured, but this run began with one; "
-                "put back float32 or bfloat16, whichever it was"
-            )
-        config = config.resolve_auto(stored.resolved_precision, getattr(stored.optimizer, "precision", None))
-        self._refuse_difference(stored, config, set() if exactly else _FREE)
+    def hold(self) -> None:
+        """Hold the folder of a run that is resumed until :meth:`close`. Nothing is written; see :meth:`repair_folder`."""
         with self._locked_or_closed():
-            return config
+            pass
 
     def repair_folder(self, last: Path | None, passed: Set[Path], best_step: int | None) -> dict[Path, Path]:
         """Put right what a killed process left, now that nothing can refuse any more: ``last`` is where it goes on.
@@ -167,19 +150,6 @@ class RunFolder:
         if there - {self.checkpoints.name} or (there and any(self.checkpoints.iterdir())):
             raise ConfigError(f"{self.path} holds something already; choose another folder, or resume the run in it")
 
-    def _refuse_difference(self, stored: TrainConfig, config: TrainConfig, free: Set[str]) -> None:
-        found = differences(stored, config)
-        self.changed = {difference.top for difference in found}
-        refused = [difference for difference in found if difference.top not in free]
-        if not refused:
-            return
-        same = "resume with the same configuration, or start a new run in another folder"
-        new = "--resume goes on with the new one (in Python: resume=True), another folder starts a new run"
-        raise ConfigError(
-            f"the configuration is not that of the run in {self.path}: {told(refused)}; "
-            + (new if self.changed <= _FREE else same)
-        )
-
     def rollback(self) -> None:
         """Take back what :meth:`begin` made, if nothing was trained: the place is as it was before."""
         for path in reversed(self._made):
@@ -211,18 +181,19 @@ class RunFolder:
         self,
         model: torch.nn.Module,
         tokenizer: Tokenizer,
-        counters: state.TrainerState,
+        trainer_state: state.TrainerState,
         optimizers: OptimizerSet,
         classes: tuple[str, ...] = (),
+        *,
+        prove: store.Proof = "witness",
     ) -> Path:
-        """Complete ``checkpoints/step-N``, then point ``last`` to it."""
-        target = self.checkpoints / step_name(counters.step)
+        """Complete ``checkpoints/step-N``, then point ``last`` to it; ``prove`` as for ``checkpoints.save``."""
+        target = self.checkpoints / step_name(trainer_state.step)
         self._sync_metrics()
         with new_folder(target) as folder:
-            state.save_state(folder / state.FOLDER, counters, optimizers)
-            store.write(
-                folder, model, tokenizer=tokenizer, classes=classes
-            )  # its contract comes last: without it nothing is a model
+            state.save_state(folder / state.FOLDER, trainer_state, optimizers)
+            # its contract comes last: without it nothing is a model
+            store.write(folder, model, tokenizer=tokenizer, classes=classes, prove=prove)
         write_text(self.path / "last", target.name + "\n")
         return target
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from pellucid.configfile import read_mapping
-from pellucid.data.records import printable
 from pellucid.errors import ConfigError, InputError
+from pellucid.messages import printable
 from pellucid.records import Cell, Table, number
 from pellucid.training import state
 from pellucid.training.lock import locked
@@ -97,11 +97,11 @@ def read_run(path: str | Path) -> RunSummary:
         raise InputError(f"{run.path} is not a run folder: it has no config.yaml and checkpoints")
     problems: list[str] = []
     config = _tried(problems, lambda: read_mapping(run.config)) or {}
-    counters = _tried(problems, lambda: _counters(run))
+    trainer_state = _tried(problems, lambda: _counters(run))
     logged = _tried(problems, lambda: _Log(MetricsLog(run.metrics))) or _Log()
     problem = printable(problems[0]) if problems else None
     environment = run.environment()
-    saved = None if counters is None else counters.step
+    saved = None if trainer_state is None else trainer_state.step
     return RunSummary(
         run=run.path,
         state=_state(run.path, problem, saved, logged),
@@ -111,7 +111,7 @@ def read_run(path: str | Path) -> RunSummary:
         loss=logged.loss,
         best=logged.best,
         final=logged.final,
-        tokens_per_second=_speed(counters),
+        tokens_per_second=_speed(trainer_state),
         began=_began(environment),
         precision=_text(config.get("precision")),
         parameters=_whole(environment.get("parameters")),
@@ -166,7 +166,7 @@ def _tried(problems: list[str], read: Callable[[], T]) -> T | None:
 def _counters(run: RunFolder) -> state.TrainerState | None:
     """Those of the last checkpoint; the tensors are left unread."""
     last = run.read_pointer("last")
-    return None if last is None else state.read_counters(last / state.FOLDER, tensors=False)
+    return None if last is None else state.read_trainer_state(last / state.FOLDER, tensors=False)
 
 
 class _Log:
@@ -209,8 +209,12 @@ def _state(path: Path, problem: str | None, saved: int | None, logged: _Log) -> 
     return "finished" if logged.final is not None and logged.final_step == saved >= logged.steps else "stopped"
 
 
-def _speed(counters: state.TrainerState | None) -> float | None:
-    return counters.tokens / counters.training_seconds if counters and counters.training_seconds else None
+def _speed(trainer_state: state.TrainerState | None) -> float | None:
+    return (
+        trainer_state.tokens / trainer_state.training_seconds
+        if trainer_state and trainer_state.training_seconds
+        else None
+    )
 
 
 def _folders(path: Path, *, needed: bool) -> list[Path]:

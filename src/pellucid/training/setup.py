@@ -16,21 +16,25 @@ from pellucid.data.corpus import Corpus, Document
 from pellucid.data.loader import Loader
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import CheckpointError, ConfigError
-from pellucid.models.build import build
-from pellucid.models.devices import why_unusable
-from pellucid.models.encoder_decoder import EncoderDecoder
+from pellucid.models.architectures import EncoderDecoder
+from pellucid.models.build import build, why_unusable
 from pellucid.models.model import Model
 from pellucid.training import state
 from pellucid.training.config import TrainConfig
 from pellucid.training.datasets import RunDatasets, open_data, training_texts
 from pellucid.training.environment import NAME as ENVIRONMENT
-from pellucid.training.environment import changes, listing, other_circumstances, recorded_data
+from pellucid.training.environment import (
+    changes,
+    fastest_precision,
+    keep_freed_memory,
+    listing,
+    other_circumstances,
+    recorded_data,
+)
 from pellucid.training.evaluation import Evaluator
-from pellucid.training.malloc import keep_freed_memory
 from pellucid.training.objective_builder import corrupted_lengths, special_tokens
 from pellucid.training.objectives import CausalLMConfig, SpanCorruptionConfig
 from pellucid.training.optim import OptimizerSet, make_optimizers
-from pellucid.training.precision import fastest_precision
 from pellucid.training.run_folder import RunFolder
 
 _OPTIMIZER_SHARE = 2  # AdamW remembers two numbers for each weight
@@ -51,7 +55,7 @@ class RunComponents:
     loader: Loader
     model: Model
     optimizers: OptimizerSet
-    counters: state.TrainerState
+    trainer_state: state.TrainerState
     facts: dict[str, Any]
     """What ``environment.json`` is to say of all this."""
 
@@ -75,7 +79,7 @@ def prepare(config: TrainConfig, run: RunFolder, last: Path | None, warn: Callab
     run.refuse_without_room(_checkpoint_size(model))
     data = data_digests(material, loader)
     compare_environment(run, data, last, warn)
-    counters = state.TrainerState() if last is None else restore_checkpoint(last, model, loader, optimizers)
+    trainer_state = state.TrainerState() if last is None else restore_checkpoint(last, model, loader, optimizers)
     facts = {
         "seed": config.seed,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
@@ -83,7 +87,9 @@ def prepare(config: TrainConfig, run: RunFolder, last: Path | None, warn: Callab
         "tokenizer": tokenizer.digest(),
     }
     classes = material.classes
-    return RunComponents(heldout, sample, evaluator, classes, tokenizer, loader, model, optimizers, counters, facts)
+    return RunComponents(
+        heldout, sample, evaluator, classes, tokenizer, loader, model, optimizers, trainer_state, facts
+    )
 
 
 def resolve_auto(config: TrainConfig) -> TrainConfig:
@@ -110,9 +116,9 @@ def restore_checkpoint(last: Path, model: Model, loader: Loader, optimizers: Opt
             "put back the checkpoint that the run saved"
         )
     model.load_state_dict(stored)  # a copy: mapped memory lies otherwise, and might round otherwise
-    counters = state.load_state(last / state.FOLDER, optimizers)
-    loader.load_state_dict(counters.loader)
-    return counters
+    trainer_state = state.load_state(last / state.FOLDER, optimizers)
+    loader.load_state_dict(trainer_state.loader)
+    return trainer_state
 
 
 def set_up_process(config: TrainConfig) -> None:

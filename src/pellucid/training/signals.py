@@ -21,19 +21,19 @@ class InterruptedBySignal(KeyboardInterrupt):
 class SignalHandler:
     """While the block runs, signals come here; outside the main thread nothing is changed.
 
-    Until :meth:`begin` a signal raises :class:`InterruptedBySignal`; after it the first one only sets :attr:`asked`,
+    Until :meth:`begin` a signal raises :class:`InterruptedBySignal`; after it the first one only sets :attr:`requested`,
     and the second raises. What comes after one that raised is ignored, so that what was begun can be taken back.
     """
 
     def __init__(self) -> None:
-        self.asked: signal.Signals | None = None
+        self.requested: signal.Signals | None = None
         self._begun = False
         self._stopped: signal.Signals | None = None
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> SignalHandler:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._ask) for number in SIGNALS}
+            self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
         return self
 
     def __exit__(
@@ -49,11 +49,11 @@ class SignalHandler:
             raise InterruptedBySignal(self._stopped)
         self._begun = True
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._stopped is not None:
             return
-        if self._begun and self.asked is None:
-            self.asked = signal.Signals(number)
+        if self._begun and self.requested is None:
+            self.requested = signal.Signals(number)
             return
         self._stopped = signal.Signals(number)
         raise InterruptedBySignal(self._stopped)

@@ -1,7 +1,7 @@
 """Everything a run needs, besides its weights, to go on as if it had never stopped.
 
 Kept as two plain files in the ``training`` folder of a checkpoint: ``state.safetensors`` (what the optimizers
-remember, random generators) and ``state.json`` (counters, the loader's cursor; the SHA-256 of the other file and
+remember, random generators) and ``state.json`` (trainer_state, the loader's cursor; the SHA-256 of the other file and
 of what it says itself). Nothing is pickled.
 """
 
@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from pellucid.checkpoints.files import canonical_digest, digest, read_json
-from pellucid.checkpoints.weights import read_header
+from pellucid.checkpoints.weights import read_header, write_tensors
 from pellucid.configfile.yaml import yaml_repr
 from pellucid.errors import CheckpointError
 from pellucid.training.optim import OptimizerSet
@@ -45,24 +45,20 @@ class TrainerState:
     loader: dict[str, Any] = field(default_factory=dict)
 
 
-def save_state(folder: Path, counters: TrainerState, optimizers: OptimizerSet) -> None:
+def save_state(folder: Path, trainer_state: TrainerState, optimizers: OptimizerSet) -> None:
     """Write the state into ``folder``, which a checkpoint is being completed in."""
     folder.mkdir()
     tensors = {f"optimizer/{name}": tensor for name, tensor in optimizers.state_tensors().items()}
     tensors |= {f"random/{name}": tensor for name, tensor in random_state().items()}
-    held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    try:
-        safetensors.torch.save_file(held, folder / _TENSORS)
-    except SafetensorError as error:
-        raise OSError(str(error)) from error
-    said = {"schema_version": _VERSION, "tensors_sha256": digest(folder / _TENSORS), **asdict(counters)}
+    tensors_sha256 = write_tensors(folder / _TENSORS, tensors)
+    said = {"schema_version": _VERSION, "tensors_sha256": tensors_sha256, **asdict(trainer_state)}
     said["sha256"] = canonical_digest(said)
     (folder / _COUNTERS).write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
 
 
 def load_state(folder: Path, optimizers: OptimizerSet) -> TrainerState:
-    """Give optimizers and random generators back what :func:`save_state` kept; returns the counters."""
-    counters = read_counters(folder)
+    """Give optimizers and random generators back what :func:`save_state` kept; returns the trainer_state."""
+    trainer_state = read_trainer_state(folder)
     path = folder / _TENSORS
     read_header(path)
     try:
@@ -77,7 +73,7 @@ def load_state(folder: Path, optimizers: OptimizerSet) -> TrainerState:
         kinds[kind][rest] = tensor
     optimizers.load_state_tensors(kinds["optimizer"])
     set_random_state(kinds["random"], path)
-    return counters
+    return trainer_state
 
 
 def seed_all(seed: int) -> None:
@@ -120,7 +116,7 @@ def set_random_state(state: Mapping[str, Tensor], source: Path) -> None:
         raise CheckpointError(f"{source} holds no usable state of the random generators: {error}") from error
 
 
-def read_counters(folder: Path, *, tensors: bool = True) -> TrainerState:
+def read_trainer_state(folder: Path, *, tensors: bool = True) -> TrainerState:
     """Where the run was. Refused if it was changed, or if the tensors beside are not those that belong to it.
 
     The tensors are left unread without ``tensors``.
@@ -136,7 +132,7 @@ def read_counters(folder: Path, *, tensors: bool = True) -> TrainerState:
     known = {"schema_version", "tensors_sha256", "sha256", *(f.name for f in fields(TrainerState))}
     if odd := sorted(known ^ said.keys()):
         raise CheckpointError(f"{path} lacks or does not know {str(odd[0])[:80]!r}; it was changed or damaged")
-    _check_counters(path, said)
+    _check_trainer_state(path, said)
     noted = said.pop("sha256")
     if noted != (found := canonical_digest(said)):
         _refuse_digest(f"{path} says something else than when it was written", found, noted)
@@ -151,7 +147,7 @@ def _refuse_digest(what: str, found: str, noted: object) -> NoReturn:
     raise CheckpointError(f"{what} (SHA-256 {found[:16]}…, noted {str(noted)[:16]}…); it was changed or damaged")
 
 
-def _check_counters(path: Path, said: Mapping[str, Any]) -> None:
+def _check_trainer_state(path: Path, said: Mapping[str, Any]) -> None:
     """Every field has the type and the range that a run gives it."""
     step, best, best_step = said["step"], said["best"], said["best_step"]
     wanted = {name: (_is_count(said[name]), "a count") for name in ("step", "tokens")}

@@ -1,19 +1,6 @@
-"""The words of a model's config, one file a part. Parts are unions told apart by ``kind``, not flags."""
+"""The configs of a model's parts. Alternatives are unions of classes told apart by ``kind``, not flags."""
 
-from pellucid.models.configs.attention import GroupedQueryAttentionConfig, MLAConfig, QKNormConfig
-from pellucid.models.configs.ffn import (
-    Activation,
-    ClampedGatedFFNConfig,
-    DenseFFNConfig,
-    ExpertGroupsConfig,
-    FFNConfig,
-    GatedFFNConfig,
-    MoEConfig,
-    SharedExpertConfig,
-    SigmoidRouterConfig,
-    SoftmaxRouterConfig,
-    TopKSoftmaxRouterConfig,
-)
+from pellucid.configfile import Config
 from pellucid.models.configs.heads import (
     VOCABULARY,
     HeadConfig,
@@ -26,17 +13,38 @@ from pellucid.models.configs.heads import (
     SpanHeadConfig,
     TokenClassificationHeadConfig,
 )
-from pellucid.models.configs.norms import (
+from pellucid.models.configs.layers import (
+    ActivationName,
+    AttentionConfig,
     BareLayerNormConfig,
     BareRMSNormConfig,
+    ClampedGatedFFNConfig,
+    Count,
+    DenseFFNConfig,
+    ExpertGroupsConfig,
+    FFNConfig,
+    GatedFFNConfig,
+    GroupedQueryAttentionConfig,
+    Heads,
     LayerNormConfig,
+    MLAConfig,
+    MoEConfig,
     NormConfig,
+    Positive,
+    Probability,
+    QKNormConfig,
     RMSNormConfig,
+    SharedExpertConfig,
+    SigmoidRouterConfig,
+    SoftmaxRouterConfig,
+    TopKSoftmaxRouterConfig,
+    Whole,
 )
-from pellucid.models.configs.numbers import Count, Positive, Probability, Whole
 from pellucid.models.configs.positions import (
     AlibiConfig,
+    Divisors,
     DynamicNTKScalingConfig,
+    Factor,
     LayerPositionConfig,
     LearnedPositionsConfig,
     LinearScalingConfig,
@@ -54,19 +62,24 @@ from pellucid.models.configs.positions import (
 
 __all__ = [
     "VOCABULARY",
-    "Activation",
+    "ActivationName",
     "AlibiConfig",
+    "AttentionConfig",
     "BareLayerNormConfig",
     "BareRMSNormConfig",
     "ClampedGatedFFNConfig",
+    "Config",
     "Count",
     "DenseFFNConfig",
+    "Divisors",
     "DynamicNTKScalingConfig",
     "ExpertGroupsConfig",
     "FFNConfig",
+    "Factor",
     "GatedFFNConfig",
     "GroupedQueryAttentionConfig",
     "HeadConfig",
+    "Heads",
     "LanguageModelHeadConfig",
     "LayerNormConfig",
     "LayerPositionConfig",

@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from pellucid.configfile import Config
-from pellucid.models.configs.ffn import Activation
-from pellucid.models.configs.numbers import Count, Positive, Probability
+from pellucid.models.configs.layers import ActivationName, Count, Positive, Probability
 
 Pooling = Literal["first", "mean", "last"]
 """Which tokens speak for a document: the first, the mean of all, or the last (never padding)."""
@@ -24,7 +23,7 @@ class MaskedLMHeadConfig(Config):
     """The same behind a dense layer, an activation and a norm (Devlin et al. 2019)."""
 
     kind: Literal["masked_lm"] = "masked_lm"
-    activation: Activation = "gelu"
+    activation: ActivationName = "gelu"
     dense_bias: bool = True
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from pellucid.configfile import Config
-from pellucid.models.configs.numbers import Count, Positive, Whole
+from pellucid.models.configs.layers import Count, Positive, Whole
 
 Divisors = Annotated[tuple[Positive, ...], Field(min_length=1, max_length=4096)]
 

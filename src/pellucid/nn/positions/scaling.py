@@ -47,6 +47,11 @@ class RopeScaling:
         return 0
 
     @property
+    def score_multiplier(self) -> float:
+        """What latent attention multiplies its softmax scale by."""
+        return 1.0
+
+    @property
     def by_length(self) -> bool:
         """Whether the angles depend on how long a document is."""
         return type(self).table is not RopeScaling.table
