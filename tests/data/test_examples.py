@@ -188,7 +188,7 @@ def test_answers_are_found_by_characters(tokenizer) -> None:
         (
             ClassificationSchema(),
             {"text": "a", "label": "x"},
-            r"a single class or none \(x\), so there is nothing to tell apart",
+            r"a single class or none \(x\), so there is nothing to classify",
         ),
         (RegressionSchema(), {"text": "a", "score": "5"}, "field 'score' holds '5', not a number"),
         (

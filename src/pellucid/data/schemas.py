@@ -240,7 +240,7 @@ class Seq2SeqSchema(_Unlabeled):
 
 @dataclass(frozen=True)
 class PromptCompletionSchema(_Unlabeled):
-    """What is given and how it goes on, one document: for ``PrefixLM``. Begin token and prompt are the prefix."""
+    """A prompt and its completion, in one document: for ``PrefixLM``. Begin token and prompt are the prefix."""
 
     prompt: str = "prompt"
     completion: str = "completion"
@@ -282,7 +282,7 @@ class SimilarityPairSchema(_Unlabeled):
 class QuestionAnsweringSchema(_Unlabeled):
     """A question, a text, and the characters ``start … end-1`` of the text that answer it: for ``Span``.
 
-    One document holds question and text; ``start`` and ``end`` are null where there is no answer.
+    Question and text are one document; ``start`` and ``end`` are null where there is no answer.
     """
 
     question: str = "question"

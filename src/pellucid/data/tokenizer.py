@@ -44,11 +44,11 @@ if hasattr(os, "register_at_fork"):
 
 
 class Tokenizer:
-    """Text to ids and back; ``train`` or ``load`` makes one.
+    """Text to ids and back; created by :meth:`train` or :meth:`load`.
 
     Byte-level kinds (``bpe`` and ``unigram``) give ``decode(encode(text)) == text`` for every text. ``wordpiece``
-    gives words and punctuation apart by one space, without control characters; ``<|unknown|>`` stands for a word
-    that it cannot write, and is shown only with ``skip_special=False``.
+    returns words and punctuation separated by one space, without control characters; ``<|unknown|>`` stands for a word
+    that it cannot write, and is decoded only with ``skip_special=False``.
     """
 
     def __init__(self, backend: _Backend) -> None:
