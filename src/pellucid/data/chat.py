@@ -39,7 +39,7 @@ _PRIVATE = range(0xF0000, 0xFFFFE)
 
 
 @runtime_checkable
-class Encoder(Protocol):
+class TextEncoder(Protocol):
     """What plain text needs of a tokenizer."""
 
     @property
@@ -49,7 +49,7 @@ class Encoder(Protocol):
 
 
 @runtime_checkable
-class ChatEncoder(Encoder, Protocol):
+class ChatEncoder(TextEncoder, Protocol):
     """What a chat needs in addition."""
 
     @property
@@ -125,7 +125,7 @@ PLAIN = ChatTemplate(
 """The template of a model that brings none: plain turns, each on a line of its own, a reply closed by the end token."""
 
 
-def encode_prompt(tokenizer: Encoder, text: str) -> list[int]:
+def encode_prompt(tokenizer: TextEncoder, text: str) -> list[int]:
     """The ids of a plain prompt, the begin token before them."""
     return with_begin(tokenizer.bos_id, tokenizer.encode(text))
 
