@@ -120,7 +120,8 @@ def test_every_word_that_changes_the_forward_is_found_out() -> None:
 STRUCTURE = {"tensors", "refused", "passed"}
 FELT_BY = {
     "training": {
-        "DropoutConfig.embedding", "DropoutConfig.attention", "DropoutConfig.residual", "DropoutConfig.ffn", "SequenceClassificationHeadConfig.dropout",
+        "DropoutConfig.embedding", "DropoutConfig.attention", "DropoutConfig.residual", "DropoutConfig.ffn",
+        "SequenceClassificationHeadConfig.dropout",
         "TokenClassificationHeadConfig.dropout", "RegressionHeadConfig.dropout",
     },
     "packed": {"SentenceEmbeddingHeadConfig.temperature"},

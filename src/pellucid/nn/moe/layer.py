@@ -17,7 +17,9 @@ from pellucid.visibility import Coordinates
 
 
 class MoE(nn.Module):
-    """Each real token through its ``num_experts_per_tok`` experts (Shazeer et al. 2017 eq. 1); padding is not routed and gives 0.
+    """Each real token through its ``num_experts_per_tok`` experts (Shazeer et al. 2017 eq. 1).
+
+    Padding is not routed and gives 0.
 
     Without a ``capacity`` nothing is ever dropped: what a token gets depends on no other token. With one, an expert
     takes at most that many tokens *in one call*, all rows together: earlier slots first, then lower rows, whatever
