@@ -14,9 +14,9 @@ def repr_short(value: object, most: int = 80) -> str:
     return text if len(text) <= most else text[: most - 3] + "…" + text[-1]
 
 
-def printable(text: str) -> str:
-    """``text`` with everything escaped that would break the line or move a terminal's cursor."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+def printable(value: object) -> str:
+    """``str(value)`` with everything escaped that would break the line or move a terminal's cursor."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(value))
 
 
 def nearest(name: object, known: Iterable[object], cutoff: float = 0.6) -> str | None:

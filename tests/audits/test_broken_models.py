@@ -210,7 +210,7 @@ def test_an_open_chunk_leaks_through_the_cache_only():
 
 
 @pytest.mark.parametrize(
-    ("broken", "said"),
+    ("broken", "message"),
     [
         (broken_models.ShiftedTwice, "labels are shifted twice"),
         (broken_models.NotShifted, "labels are not shifted"),
@@ -218,5 +218,5 @@ def test_an_open_chunk_leaks_through_the_cache_only():
         (broken_models.LearnsPads, "21 tokens were counted, but 6 have to be predicted"),
     ],
 )
-def test_a_wrong_loss_is_explained(broken, said):
-    assert any(said in finding.message for finding in audit(broken(), checks=["loss"]).findings)
+def test_a_wrong_loss_is_explained(broken, message):
+    assert any(message in finding.message for finding in audit(broken(), checks=["loss"]).findings)

@@ -22,7 +22,7 @@ def found(target, check, **how):
 # ----------------------------------------------------------------------------------------------------- positions
 
 
-def test_every_way_of_giving_positions_is_asked():
+def test_positions_are_given_in_every_way():
     assert list(found(TinyDecoder(), "positions")) == [
         "left padded",
         "packed",
@@ -41,7 +41,7 @@ def test_every_way_of_giving_positions_is_asked():
     ]  # 64 positions
 
 
-def test_shifts_that_change_the_declared_masks_are_not_asked():
+def test_shifts_that_change_the_declared_masks_are_skipped():
     probe = HFStyleDecoder().probe()
     probe.rules = (causal() & chunk(4),) * 2
     assert [case for case in found(probe, "positions") if "shifted" in case] == ["shifted by 100", "shifted by 1000"]
@@ -60,7 +60,7 @@ def test_a_position_that_is_refused_ends_the_shifts():
 
 
 @pytest.mark.parametrize(
-    ("twin", "case", "where"),
+    ("broken", "case", "where"),
     [
         (broken_models.SumsAngles, "rows of other positions", "row 0, query 1"),
         (broken_models.IgnoresPositions, "other positions", "row 0, query 1"),
@@ -68,14 +68,14 @@ def test_a_position_that_is_refused_ends_the_shifts():
         (broken_models.OneCounterForAllRows, "left padded, through a cache", "row 1, query 6"),
     ],
 )
-def test_a_wrong_position_is_named(twin, case, where):
-    finding = found(twin(), "positions")[case]
+def test_a_wrong_position_is_named(broken, case, where):
+    finding = found(broken(), "positions")[case]
     assert (finding.status, str(finding.where)) == ("leak", where)
 
 
 def test_what_other_tokens_do_is_not_blamed_on_positions():
-    for twin, case in ((broken_models.SeesPads, "left padded"), (broken_models.NoIsolation, "packed")):
-        finding = found(twin(), "positions")[case]
+    for broken, case in ((broken_models.SeesPads, "left padded"), (broken_models.NoIsolation, "packed")):
+        finding = found(broken(), "positions")[case]
         assert finding.status == "not_applicable"
         assert "not by their positions only" in finding.message
 
@@ -128,8 +128,8 @@ def test_too_many_positions_are_not_tried_out_without_explicit_ones():
 
 
 def test_a_mask_that_does_nothing_is_named_as_that():
-    for twin in (broken_models.DiscardsTheFill, broken_models.NoLayerMasked):
-        cases = found(twin(), "mask_ignored")
+    for broken in (broken_models.DiscardsTheFill, broken_models.NoLayerMasked):
+        cases = found(broken(), "mask_ignored")
         assert cases["a hole"].message.endswith("changes nothing: the mask is accepted and ignored")
     half = found(broken_models.SecondLayerUnmasked(), "mask_ignored")["a hole"]
     assert (half.status, half.message) == ("leak", "the token in slot 0 moves with a hidden token")
@@ -145,7 +145,7 @@ def test_a_model_that_ignores_its_input_shows_nothing_about_masks():
     assert [cases[case].status for case in ("rules", "left padding", "right padding")] == ["fragile"] * 3
 
 
-def test_sides_that_a_target_does_not_claim_are_not_asked():
+def test_sides_that_a_target_does_not_claim_are_skipped():
     class RightOnly(EncoderProbe):
         sides = ("right",)
 
@@ -160,15 +160,15 @@ def test_sides_that_a_target_does_not_claim_are_not_asked():
     assert "left padded" not in found(probe, "positions")
 
 
-def test_upside_down_is_told_from_a_leak():
-    for twin in (broken_models.OnesWereHidden, broken_models.PaddingUpsideDown):
-        assert "The mask is read upside down" in found(twin(), "polarity")["left padding"].message
+def test_an_inverted_mask_is_no_common_leak():
+    for broken in (broken_models.OnesWereHidden, broken_models.PaddingUpsideDown):
+        assert "The mask is read upside down" in found(broken(), "polarity")["left padding"].message
     assert "The mask is read upside down" in found(broken_models.TriangleUpsideDown(), "polarity")["rules"].message
-    for twin, case, other in (
+    for broken, case, other in (
         (broken_models.SeesOneAhead, "rules", "future"),
         (broken_models.SeesPads, "right padding", "padding"),
     ):
-        finding = found(twin(), "polarity")[case]
+        finding = found(broken(), "polarity")[case]
         assert (finding.status, f"see {other}" in finding.message) == ("not_applicable", True)
 
 

@@ -14,10 +14,10 @@ from broken_models.hf_style import HFStyleDecoder
 from broken_models.train_eval import Recurrent
 from pellucid.audits import TinyDecoder, TokensProbe, audit
 from pellucid.audits.engine.argument_mutation import watched
-from pellucid.audits.engine.attribute_snapshot import changed, hooks_of, snapshot_attributes
 from pellucid.audits.engine.deviation import TargetRun
-from pellucid.audits.engine.global_state import put_back, random_states, switches
 from pellucid.audits.engine.module_copies import NoDropout, deep_copy, probabilities, set_dropout, shallow_weight_copy
+from pellucid.audits.engine.preserve_state import put_back, random_states, switches
+from pellucid.audits.engine.snapshot import changed, hooks_of, snapshot_attributes
 from pellucid.errors import UnsupportedError
 
 pytestmark = pytest.mark.usefixtures("our_checks_only")  # the checker of annotations draws random numbers
@@ -87,12 +87,12 @@ def test_a_copy_is_refused_where_there_is_none():
 
 
 def test_the_target_keeps_its_probabilities():
-    toy = TinyDecoder(dropout=0.3).train()
-    audit(toy, checks=["dropout", "modes", "determinism", "kernels"])
-    assert toy.drop.p == 0.3
-    assert all(part.training for part in toy.modules())
-    assert toy.kernel == "plain"
-    assert not toy.checkpointing
+    model = TinyDecoder(dropout=0.3).train()
+    audit(model, checks=["dropout", "modes", "determinism", "kernels"])
+    assert model.drop.p == 0.3
+    assert all(part.training for part in model.modules())
+    assert model.kernel == "plain"
+    assert not model.checkpointing
 
 
 def test_no_dropout_at_all_is_not_applicable_in_train_mode():
@@ -271,7 +271,7 @@ def test_an_audit_cleans_up_after_its_target(make):
 
 
 @pytest.mark.parametrize(
-    ("make", "case", "said"),
+    ("make", "case", "message"),
     [
         (broken_models.KeepsTheLast, "logits", "last keeps something of the last request"),
         (broken_models.GrowsAList, "logits", "len(statistics['means']) goes on changing with every request"),
@@ -283,8 +283,8 @@ def test_an_audit_cleans_up_after_its_target(make):
         (broken_models.RandomFeatures, "logits", "and the answer depends on them"),
     ],
 )
-def test_a_trace_is_explained(make, case, said):
-    assert said in found(make(), "trace")[case].message
+def test_a_trace_is_explained(make, case, message):
+    assert message in found(make(), "trace")[case].message
 
 
 def test_gradients_that_were_there_stay():

@@ -14,7 +14,7 @@ from pellucid.visibility import causal, full, window
     [({}, torch.float32), ({}, torch.float64), ({"rotary": True, "window": 4}, torch.float32)],
     ids=str,
 )
-def test_toy_passes_everything(how, dtype):
+def test_tiny_decoder_passes_everything(how, dtype):
     report = audit(TinyDecoder(**how).to(dtype))
     silent = {"cross", "prefix"} | (set() if "window" in how else {"window"})
     assert report.verdicts == dict.fromkeys(CHECKS, "pass") | dict.fromkeys(silent, "not_applicable")

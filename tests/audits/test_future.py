@@ -93,9 +93,9 @@ def test_a_target_that_ignores_its_input_proves_nothing():
 
 
 def test_a_target_that_sees_less_than_it_declares_is_fragile():
-    toy = TinyDecoder(layers=1)
-    probe = toy.probe()
-    toy.window = 3
+    model = TinyDecoder(layers=1)
+    probe = model.probe()
+    model.window = 3
     report = audit(probe=probe, checks=["future"])
     assert [f.status for f in report.findings[:2]] == ["pass", "fragile"]
     assert str(report.findings[1].where) == "row 0, query 3, key 0"
@@ -180,8 +180,8 @@ def test_a_gradient_whose_token_moves_something_is_a_leak_and_says_so():
 
 
 def test_a_short_table_bounds_the_length():
-    toy = TinyDecoder(max_length=5)
-    report = audit(toy)
+    model = TinyDecoder(max_length=5)
+    report = audit(model)
     assert report.passed
     assert report.verdicts["cache"] == "not_applicable"
     assert "needs 9 tokens in a row" in report.of("cache")[0].message

@@ -178,7 +178,7 @@ def test_a_decoder_without_its_mask_is_caught(monkeypatch: pytest.MonkeyPatch) -
     assert "tokens" in _leaks(llama, "future")
 
 
-def test_a_window_that_is_not_kept_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_window_that_is_ignored_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     masks = transformers.models.gemma3.modeling_gemma3
     monkeypatch.setattr(masks, "create_sliding_window_causal_mask", masks.create_causal_mask)
     assert _leaks(gemma3, "window")
@@ -274,7 +274,7 @@ def test_a_loss_taken_in_float32_is_not_accused_in_float64():
     assert audit(model, checks=["loss"]).verdicts == {"loss": "pass"}
 
 
-def test_places_that_count_by_design_are_not_held_to_a_shift():
+def test_positions_that_matter_by_design_need_not_be_shift_invariant():
     config = transformers.HunYuanDenseV1Config(
         **SMALL, num_key_value_heads=1, head_dim=8, max_position_embeddings=32, pad_token_id=0
     )

@@ -27,7 +27,7 @@ def test_honest_models_pass(make, dtype):
     assert {finding.status for finding in report.findings} <= {"pass", "not_applicable"}
 
 
-def test_layers_are_told_apart_where_the_whole_is_right():
+def test_layers_are_distinguished_where_the_whole_is_right():
     """Local and global layers in the wrong order: end to end the same tokens are reached."""
     report = audit(broken_models.WindowsSwapped(), checks=FLOW)
     assert report.verdicts["future"] == "pass"
@@ -122,7 +122,7 @@ def test_other_modules_are_no_stock_layers():
         TorchLayersProbe(nn.Linear(2, 2))
 
 
-def test_what_must_be_seen_is_asked_only_where_it_was_declared():
+def test_what_must_be_seen_is_required_only_where_it_was_declared():
     class Narrow(nn.Module):
         def __init__(self):
             super().__init__()
@@ -171,7 +171,7 @@ def test_layers_that_write_in_place_are_not_accused(dtype):
     assert (report.verdicts["future"], report.verdicts["window"]) == ("pass", "pass")
 
 
-def test_a_target_without_gradients_is_told_from_one_that_leaks():
+def test_a_target_without_gradients_is_no_leak():
     class NoGradient(Stack):
         def forward(self, tokens):
             logits = super().forward(tokens)
@@ -199,7 +199,7 @@ def test_hooks_are_gone_after_an_exception_too():
     assert all(not m._forward_hooks and not m._forward_pre_hooks for m in stack.modules())
 
 
-def test_one_rule_stands_for_all_layers_that_can_be_told_apart():
+def test_one_rule_stands_for_all_layers_that_can_be_found():
     class Local(Stack):
         def visible(self, back_TT, layer):
             return (back_TT >= 0) & (back_TT < 3)

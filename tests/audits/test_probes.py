@@ -35,7 +35,7 @@ class Mean(nn.Module):
         return self.head(x.cumsum(1) / count[..., None])
 
 
-def test_a_forward_like_that_of_transformers_is_asked_about_padding_and_positions():
+def test_a_forward_like_that_of_transformers_is_audited_with_padding_and_positions():
     probe = probe_for(bare(HFStyleDecoder))
     assert isinstance(probe, KeywordProbe)
     assert probe.capabilities == {"embeddings", "padding", "positions"}

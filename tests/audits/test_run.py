@@ -60,7 +60,7 @@ def test_a_result_of_the_wrong_shape_is_explained():
 
 
 @pytest.mark.parametrize(
-    ("ask", "said"),
+    ("ask", "message"),
     [
         (
             lambda: audit(TinyDecoder(), checks=["futur"]),
@@ -74,10 +74,10 @@ def test_a_result_of_the_wrong_shape_is_explained():
         (lambda: audit(lambda tokens: "text"), "the vocabulary's size cannot be read off <lambda>"),
     ],
 )
-def test_bad_requests_get_one_line(ask, said):
+def test_bad_requests_get_one_line(ask, message):
     with pytest.raises(InputError) as caught:
         ask()
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -91,34 +91,34 @@ def test_the_target_and_all_random_states_are_left_as_they_were():
                 self.head.bias += 0.01
             return super().first_hidden(x, queries, batch)
 
-    toy = Sloppy().train()
-    toy.layers[0].eval()
-    modes = [module.training for module in toy.modules()]
-    before = {name: value.clone() for name, value in toy.state_dict().items()}
+    model = Sloppy().train()
+    model.layers[0].eval()
+    modes = [module.training for module in model.modules()]
+    before = {name: value.clone() for name, value in model.state_dict().items()}
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
-    assert audit(toy).verdicts["trace"] == "leak"
-    assert [module.training for module in toy.modules()] == modes
-    assert all(torch.equal(before[name], value) for name, value in toy.state_dict().items())
-    assert all(parameter.grad is None and parameter.requires_grad for parameter in toy.parameters())
+    assert audit(model).verdicts["trace"] == "leak"
+    assert [module.training for module in model.modules()] == modes
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
     assert torch.equal(torch.get_rng_state(), states[0])
     assert random.getstate() == states[1]
     assert np.random.get_state()[1].tolist() == states[2]
 
 
 def test_training_mode_and_no_grad_do_not_change_the_answer():
-    toy = TinyDecoder().train()
+    model = TinyDecoder().train()
     with torch.no_grad():
-        inside = audit(toy, checks=["future", "packing"])
+        inside = audit(model, checks=["future", "packing"])
     with torch.inference_mode():
-        deeper = audit(toy, checks=["future", "packing"])
+        deeper = audit(model, checks=["future", "packing"])
     assert inside.verdicts == deeper.verdicts == {"future": "pass", "packing": "pass"}
 
 
 def test_frozen_weights_are_no_obstacle():
-    toy = TinyDecoder().requires_grad_(False)
-    report = audit(toy)
+    model = TinyDecoder().requires_grad_(False)
+    report = audit(model)
     assert set(report.verdicts.values()) == {"pass", "not_applicable"}
-    assert not any(parameter.requires_grad for parameter in toy.parameters())
+    assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
 def test_a_target_that_answers_differently_each_time_is_not_compared():
@@ -133,8 +133,8 @@ def test_what_a_cache_refuses_is_not_applicable_and_the_rest_goes_on():
         capabilities = frozenset({"cache", "crop", "snapshot"})
 
         def __init__(self):
-            toy = TinyDecoder()
-            self.inner, self.name = toy.probe(), "no crop"
+            model = TinyDecoder()
+            self.inner, self.name = model.probe(), "no crop"
             self.vocab_size, self.rules = self.inner.vocab_size, self.inner.rules
 
         def logits(self, batch):

@@ -90,7 +90,7 @@ def test_a_mask_that_is_ignored_is_not_excused_by_the_wrong_answers_it_gives():
     assert "the mask is accepted and ignored" in cases(report, "mask_ignored")["a hole"].message
 
 
-def test_left_padding_that_shifts_positions_is_a_leak_unless_it_is_told_refused_or_declared():
+def test_left_padding_that_shifts_positions_is_a_leak_unless_positions_are_taken_it_is_refused_or_declared():
     report = audit(Masked(), checks=["padding", "mask_ignored", "polarity"])
     assert report.verdicts == {"padding": "leak", "mask_ignored": "pass", "polarity": "pass"}
     assert [f.case for f in report.findings if f.failed] == ["left"]
@@ -110,7 +110,7 @@ def test_an_encoder_that_counts_slots_is_padded_on_the_right():
     assert (finding.status, finding.message.endswith("pad on the right")) == ("fragile", True)
 
 
-def test_a_refusal_is_told_and_nothing_else_suffers():
+def test_a_refusal_is_reported_and_nothing_else_suffers():
     report = audit(Refuses(), checks=["future", "batch", "padding", "mask_ignored"])
     assert list(report.verdicts.values()) == ["pass", "pass", "not_applicable", "not_applicable"]
     assert "it raises ValueError: padding is not supported" in report.of("padding")[0].message
@@ -185,7 +185,7 @@ class Shifts(Plain):
         }
 
 
-def test_a_loss_is_asked_for_as_it_is_found_to_come():
+def test_the_convention_of_a_loss_is_found():
     report = audit(Learns(), checks=["future", "loss"])
     assert report.verdicts == {"future": "pass", "loss": "pass"}
     assert "its targets are taken to be each slot's next token" in report.called
@@ -198,7 +198,7 @@ def test_a_loss_is_asked_for_as_it_is_found_to_come():
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (lambda model, tokens: model(tokens).transpose(1, 2), r"return logits.transpose\(1, 2\)"),
         (lambda model, tokens: model(tokens).transpose(0, 1), r"return logits.transpose\(0, 1\)"),
@@ -207,13 +207,13 @@ def test_a_loss_is_asked_for_as_it_is_found_to_come():
         (lambda model, tokens: model, "it makes a model: call it"),
     ],
 )
-def test_axes_in_another_order_are_one_clear_error(call, said):
+def test_axes_in_another_order_are_one_clear_error(call, message):
     model = Plain()
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         audit(lambda tokens: call(model, tokens))
 
 
-def test_a_factory_is_told_from_a_model(no_leaks):
+def test_a_factory_is_no_model(no_leaks):
     def make():
         return Plain()
 

@@ -66,7 +66,7 @@ def test_models_classes_factories_and_functions(mine, name, passes):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("their_models", "names nothing that can be audited; give a checkpoint folder"),
         ("their_models:", "names nothing"),
@@ -80,10 +80,10 @@ def test_models_classes_factories_and_functions(mine, name, passes):
         ("broken_module:x", "broken_module cannot be imported: No module named 'a_package_that_is_not_there'"),
     ],
 )
-def test_what_cannot_be_found_or_made_is_one_line(mine, text, said):
+def test_what_cannot_be_found_or_made_is_one_line(mine, text, message):
     with pytest.raises(InputError) as caught:
         from_text(text)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -212,13 +212,13 @@ def saved(tmp_path):
 def test_a_folder_of_transformers_is_loaded_without_its_code(saved):
     assert audit(from_folder(saved), checks=["future"]).passed
     config = json.loads((saved / "config.json").read_text())
-    for changes, said in (
+    for changes, message in (
         ({"architectures": ["NoSuchModel"], "auto_map": {"AutoModel": "evil.py--Model"}}, "no such model"),
         ({"architectures": 3}, "names the architecture None"),
         ({"architectures": ["os"]}, "no such model"),
     ):
         (saved / "config.json").write_text(json.dumps(config | changes))
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=message):
             from_folder(saved)
     (saved / "config.json").write_text("[1")
     with pytest.raises(InputError, match="is no JSON"):

@@ -12,7 +12,7 @@ import torch
 from helpers.tiny import tiny_config, tiny_model
 from pellucid.checkpoints import load, save, verify
 from pellucid.checkpoints.store import CONTRACT, WEIGHTS
-from pellucid.checkpoints.validate import DTYPES
+from pellucid.checkpoints.weights import DTYPES
 from pellucid.errors import CheckpointError
 from pellucid.models import build
 
@@ -64,11 +64,11 @@ def test_a_device_that_is_not_there_is_refused(saved: Path) -> None:
 
 
 ODD_PATHS = {
-    "none": (None, "not by None"),
-    "a number": (5, "not by 5"),
-    "bytes": (b"folder", "not by b'folder'"),
+    "none": (None, "not None"),
+    "a number": (5, "not 5"),
+    "bytes": (b"folder", "not b'folder'"),
     "empty": ("", "the name of the checkpoint folder is empty"),
-    "a NUL": ("a\0b", r"'a.*b' cannot name a folder: it holds a NUL character; take it out"),
+    "a NUL": ("a\0b", r"'a.*b' cannot name a folder: it holds a NUL character; remove it"),
     "half a character": ("a\ud800", r"holds the lone surrogate \\ud800"),
     "a byte that was no text": ("a\udcff", r"holds the lone surrogate \\udcff"),
 }

@@ -29,7 +29,7 @@ ROUTER = "layers.1.ffn.router"
 
 
 def answer_of(model: Model, probe: WitnessProbe) -> torch.Tensor:
-    return model(probe.batch()).logits
+    return model(probe.batch).logits
 
 
 SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in EVERY_KIND if kind not in SPREAD]
@@ -67,7 +67,7 @@ def test_every_kind_is_asked_part_by_part(kind: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(reference_forward, "SMALL", 0)
     assert fingerprint.witness_of(model.config, stored.__getitem__, tied) == whole
     asked = reference_forward.reference_model(model.config, stored.__getitem__, tied)
-    asked(probes_of(model.config)["plain"].batch())
+    asked(probes_of(model.config)["plain"].batch)
     head = {f"{asked.head_name}.{name}" for name, _ in asked.head.named_parameters()}
     kept = {name for name, weight in asked.named_parameters() if not weight.is_meta}
     assert kept <= head | {"embed_tokens.weight"}
@@ -89,7 +89,7 @@ def test_each_kind_is_asked_what_it_needs() -> None:
 
 def test_an_encoder_decoder_is_given_its_sources() -> None:
     asked = probes_of(config_of("both: two widths, two vocabularies"))
-    padded, packed, far = (asked[name].batch() for name in ("padded", "packed", "far"))
+    padded, packed, far = (asked[name].batch for name in ("padded", "packed", "far"))
     assert all(batch.source is not None for batch in (padded, packed, far))
     assert (padded.source.segments != 0).sum(1).tolist() == [3, 6, 2]
     assert set(packed.segments[0].tolist()) == set(packed.source.segments[0].tolist()) == {0, 1, 2, 3, 4}
@@ -110,7 +110,7 @@ def test_an_encoder_decoder_is_given_its_sources() -> None:
 def test_heads_about_documents_answer_once_a_document(kind: str, outputs: int) -> None:
     packed = probes_of(config_of(kind))["packed"]
     assert packed.at is None
-    assert packed.outputs == outputs == len(answer_of(model_of(kind), packed))
+    assert packed.num_outputs == outputs == len(answer_of(model_of(kind), packed))
 
 
 # ---------------------------------------------------------------- what is shared, what stays wide
@@ -223,6 +223,6 @@ def test_a_model_of_another_family_is_not_saved(tmp_path: Path) -> None:
     decoder = model_of("decoder: a decoder that sees everything")
     assert (type(model), type(decoder)) == (Encoder, Decoder)
     model.__class__ = Decoder
-    with pytest.raises(CheckpointError, match="a Decoder cannot be saved: load gives back a Encoder"):
+    with pytest.raises(CheckpointError, match="a Decoder cannot be saved: load returns a Encoder"):
         save(tmp_path / "a", model)
     assert issubclass(EncoderDecoder, Decoder)

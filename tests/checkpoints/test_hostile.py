@@ -58,10 +58,10 @@ def _swapped(content: bytes) -> bytes:
 
 
 DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str, str]] = {
-    "empty": (_resized(0), "headers", "is empty; it was never written to its end"),
+    "empty": (_resized(0), "headers", "is empty; it was not written completely"),
     "cut in the header": (_resized(100), "headers", "cut short"),
-    "cut by a byte": (lambda c: c[:-1], "headers", "holds .* bytes of data but its tensors need"),
-    "longer by a byte": (lambda c: c + b"\0", "headers", "holds .* bytes of data but its tensors need"),
+    "cut by a byte": (lambda c: c[:-1], "headers", "file not fully covered.*cut short or damaged"),
+    "longer by a byte": (lambda c: c + b"\0", "headers", "file not fully covered.*cut short or damaged"),
     "a header of 1 GB": (lambda c: (1 << 30).to_bytes(8, "little") + c[8:], "headers", "cut short"),
     "one bit of a weight": (lambda c: c[:-1] + bytes([c[-1] ^ 1]), "digests", "was changed or damaged"),
     "two tensors swapped": (_swapped, "digests", "was changed or damaged"),
@@ -91,7 +91,7 @@ def test_damage_with_fitting_digests_is_seen_by_the_witness(saved: Path, kind: s
     (saved.parent / "b" / WEIGHTS).write_bytes(content)
     resign(saved.parent / "b", lambda data: None)
     load(saved.parent / "b", check="digests")
-    refused(saved.parent / "b", "does not give what it gave|cannot be asked", "witness")
+    refused(saved.parent / "b", "does not have the outputs|cannot run its probes", "witness")
 
 
 def test_a_weight_that_is_not_finite_has_no_witness(saved: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_weight_that_is_not_finite_has_no_witness(saved: Path) -> None:
     tensors["norm.weight"][0] = float("nan")
     save_file(tensors, saved / WEIGHTS)
     rewrite(saved, lambda data: None)
-    refused(saved, "does not give what it gave .* by nan", "witness")
+    refused(saved, "does not have the outputs .* by nan", "witness")
     assert verify(saved).to_dict()["probes"][0]["size"] == "nan"
 
 
@@ -138,12 +138,12 @@ CONTRACTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "a rule that is code": (lambda c: c["model"].update(layers=["__import__('os')"] * 2), "holds '__import__|no rule"),
     "a rule without end": (lambda c: c["model"].update(layers=["(" * 400] * 2), "cannot be read"),
     "a huge probe": (
-        lambda c: c["witness"]["probes"]["plain"]["asked"].update(tokens=[[1] * 2000]),
-        "at most 1100 entries",
+        lambda c: c["witness"]["probes"]["plain"]["probe"]["batch"].update(tokens=[[1] * 2000]),
+        "at most 1100 items",
     ),
     "a token out of the vocabulary": (
-        lambda c: c["witness"]["probes"]["plain"]["asked"]["tokens"][0].__setitem__(0, 999),
-        "cannot be asked its probes: token id 999",
+        lambda c: c["witness"]["probes"]["plain"]["probe"]["batch"]["tokens"][0].__setitem__(0, 999),
+        "cannot run its probes: token id 999",
     ),
 }
 
@@ -154,7 +154,7 @@ def test_a_hostile_contract_is_refused(saved: Path, kind: str) -> None:
     data = json.loads((saved / CONTRACT).read_text())
     change(data)
     (saved / CONTRACT).write_text(json.dumps(data))
-    if "contract was changed" in words or "cannot be asked" in words:
+    if "contract was changed" in words or "cannot run" in words:
         resign(saved, lambda _: None)
     refused(saved, words, "witness")
 

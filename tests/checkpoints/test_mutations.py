@@ -74,7 +74,7 @@ def judged(config: ModelConfig, folder: Path, other: ModelConfig) -> str:
         resign(folder, lambda data: data.update(model=other.model_dump(mode="json")))
         if shapes_and_ties(meta_model(other)) == shapes_and_ties(meta_model(config)):
             found = verify(folder)
-            return "passed" if found.passed else "witness" if "gave when it was saved" in found.problem else "refused"
+            return "passed" if found.passed else "witness" if "had when it was saved" in found.problem else "refused"
         assert "contradicts itself" in verify(folder, "headers").problem or len(other.layers) > 9
         resign(folder, lambda data: describe(data, other))
         assert not verify(folder, "headers").passed
@@ -120,7 +120,8 @@ def test_every_word_that_changes_the_forward_is_found_out() -> None:
 STRUCTURE = {"tensors", "refused", "passed"}
 FELT_BY = {
     "training": {
-        "DropoutConfig.embedding", "DropoutConfig.attention", "DropoutConfig.residual", "DropoutConfig.ffn", "SequenceClassificationHeadConfig.dropout",
+        "DropoutConfig.embedding", "DropoutConfig.attention", "DropoutConfig.residual", "DropoutConfig.ffn",
+        "SequenceClassificationHeadConfig.dropout",
         "TokenClassificationHeadConfig.dropout", "RegressionHeadConfig.dropout",
     },
     "packed": {"SentenceEmbeddingHeadConfig.temperature"},
@@ -318,7 +319,7 @@ def _with(words: dict[str, Any]) -> ModelConfig:
 
 
 def test_the_changes_that_are_not_seen_are_those_that_are_listed() -> None:
-    text = {"tokens and chats that are not asked", "what a file holds besides"}  # see test_text_witness
+    text = {"tokens and chats that are not in the witness", "formatting of the files"}  # see test_text_witness
     assert set(ALIKE) - {"the same, in the middle of many"} | text | set(BEYOND) == set(UNSEEN)
 
 
@@ -419,12 +420,12 @@ def test_a_smaller_tolerance_than_was_written_passes_as_is_said(spoken: Path) ->
 WITNESS_CHANGES = {
     "another output": lambda p: p["plain"]["logits"][0].__setitem__(2, 0.5),
     "another loss": lambda p: p["packed"].update(loss=1.0),
-    "another count of labels": lambda p: p["packed"].update(counted=11),
-    "no loss": lambda p: p["packed"].update(loss=None, counted=None),
-    "another token": lambda p: p["padded"]["asked"]["tokens"][0].__setitem__(0, 3),
-    "another position": lambda p: p["far"]["asked"]["positions"][0].__setitem__(5, 7),
-    "another document": lambda p: p["packed"]["asked"]["segments"][0].__setitem__(4, 2),
-    "other slots": lambda p: p["plain"]["asked"].update(at=[[0, 3, 6]]),
+    "another count of labels": lambda p: p["packed"].update(num_targets=11),
+    "no loss": lambda p: p["packed"].update(loss=None, num_targets=None),
+    "another token": lambda p: p["padded"]["probe"]["batch"]["tokens"][0].__setitem__(0, 3),
+    "another position": lambda p: p["far"]["probe"]["batch"]["positions"][0].__setitem__(5, 7),
+    "another document": lambda p: p["packed"]["probe"]["batch"]["segments"][0].__setitem__(4, 2),
+    "other slots": lambda p: p["plain"]["probe"].update(at=[[0, 3, 6]]),
 }
 
 
@@ -446,5 +447,5 @@ def test_without_new_digests_a_change_is_seen_before_any_tensor_is_read(spoken: 
     data = json.loads((spoken / CONTRACT).read_text())
     data["model"]["position"]["rope_theta"] = 500.0
     (spoken / CONTRACT).write_text(json.dumps(data))
-    with pytest.raises(MismatchError, match="says something else than when it was written"):
+    with pytest.raises(MismatchError, match="was changed after it was written"):
         load(spoken)

@@ -34,7 +34,7 @@ def test_the_probes_follow_from_the_config_alone(kind: str) -> None:
     assert list(asked) == ["plain", "padded", "packed", "continued", *more, "far", "training"]
     assert asked == probes_of(type(config).from_mapping(config.model_dump()))
     for probe in asked.values():
-        batch = probe.batch()
+        batch = probe.batch
         longest = config.position.max_position_embeddings if config.position.kind == "learned" else FARTHEST + 1
         assert int(batch.positions.max()) < longest
         assert 0 <= int(batch.tokens.min()) <= int(batch.tokens.max()) < config.vocab_size
@@ -43,7 +43,7 @@ def test_the_probes_follow_from_the_config_alone(kind: str) -> None:
 
 def test_the_probes_are_what_their_names_say() -> None:
     asked = probes_of(tiny_config("mqa-window"))
-    padded, packed, far = (asked[name].batch() for name in ("padded", "packed", "far"))
+    padded, packed, far = (asked[name].batch for name in ("padded", "packed", "far"))
     assert (padded.segments != 0).sum(1).tolist() == [7, 4, 1]
     assert padded.segments[:, -1].tolist() == [1, 1, 1]
     assert packed.segments.max() == 4
@@ -60,7 +60,7 @@ def test_the_probes_are_what_their_names_say() -> None:
 
 @pytest.mark.parametrize("vocab_size", [50, 32_000])
 def test_tokens_come_from_all_over_the_vocabulary(vocab_size: int) -> None:
-    tokens = np.concatenate([np.ravel(p.tokens) for p in probes_of(tiny_config(vocab_size=vocab_size)).values()])
+    tokens = np.concatenate([np.ravel(p.batch.tokens) for p in probes_of(tiny_config(vocab_size=vocab_size)).values()])
     assert len(set((tokens * 5 // vocab_size).tolist())) == 5
 
 
@@ -69,7 +69,7 @@ def test_a_short_position_table_is_never_left(tmp_path: Path, length: int) -> No
     config = tiny_config(
         "learned-dense-ln", position={"kind": "learned", "max_position_embeddings": length}, hidden_size=16
     )
-    assert all(int(probe.batch().positions.max()) < length for probe in probes_of(config).values())
+    assert all(int(probe.batch.positions.max()) < length for probe in probes_of(config).values())
     assert len(probes_of(config)["continued"].chunks) == (3 if length == 5 else 1)
     save(tmp_path / "a", build(config))
     assert verify(tmp_path / "a").passed
@@ -80,15 +80,15 @@ def test_the_first_chunk_holds_what_a_rule_does_not_let_a_cache_cut() -> None:
     assert probes_of(tiny_config(rule="full"))["continued"].chunks == (8,)
     assert probes_of(tiny_config(rule="causal | prefix(5000)"))["continued"].chunks == (8,)
     grouped = probes_of(tiny_config(rule="causal | same_group"))
-    assert grouped["plain"].groups == ((1, 1, 0, 0, 2, 2, 0, 0),)
-    assert grouped["continued"].groups == ((1, 1, 0, 0, 0, 0, 0, 0, 0), (0, 0, 1, 1, 0, 0, 0, 0, 0))
+    assert grouped["plain"].batch.groups.tolist() == [[1, 1, 0, 0, 2, 2, 0, 0]]
+    assert grouped["continued"].batch.groups.tolist() == [[1, 1, 0, 0, 0, 0, 0, 0, 0], [0, 0, 1, 1, 0, 0, 0, 0, 0]]
     assert grouped["continued"].chunks[0] == 5
 
 
 def test_many_bounds_stay_few_tokens() -> None:
     rules = [f"causal & window({number * 1000})" for number in range(1, 60)]
     far = probes_of(tiny_config("no-positions-softcap", num_hidden_layers=None, layers=rules))["far"]
-    assert far.batch().shape[1] < 200
+    assert far.batch.shape[1] < 200
     assert len(far.at[0]) <= 64
 
 
@@ -103,26 +103,32 @@ def test_spread_is_the_published_generator() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"positions": [[0, 1]]}, "same rows and slots"),
-        ({"tokens": [[1], [2, 3]]}, "same rows and slots"),
+        ({"positions": [[0, 1]]}, "positions has shape .* every field has one entry a slot"),
+        ({"tokens": [[1], [2, 3]]}, "expected sequence of length 1"),
+        ({"labels": [[1, 2, 3]]}, "a batch has tokens, positions, segments, and may have groups, types and source"),
+        ({"positions": None}, "positions: rows of whole numbers are wanted"),
+        ({"tokens": [[1.0, 2.0, 3.0]]}, "valid integer"),
         ({"at": [[3]]}, "none that is not there"),
         ({"at": [[0], [0]]}, "none that is not there"),
         ({"chunks": [1, 1]}, "chunks must sum"),
         ({"tokens": [[1] * 1101]}, "at most 1100"),
         (
             {"source": {"tokens": [[1], [2]], "positions": [[0], [0]], "segments": [[1], [1]]}},
-            "source must have the same",
+            "source has 2 rows, but tokens has 1",
         ),
         ({"gains": [1.0, 2.0]}, "gains has one number a row"),
-        ({"types": [[0, 1]]}, "same rows and slots"),
-        ({"tokens": [[-1, 0, 0]]}, "at least 0"),
+        ({"types": [[0, 1]]}, "types has shape .* every field has one entry a slot"),
+        ({"tokens": [[-1, 0, 0]]}, "greater than or equal to 0"),
     ],
 )
 def test_a_probe_that_is_none_is_refused(change: dict[str, Any], words: str) -> None:
-    good = {"tokens": [[1, 2, 3]], "positions": [[0, 1, 2]], "segments": [[1, 1, 1]], "at": [[2]]}
-    assert WitnessProbe.from_mapping(good).batch().shape == (1, 3)
+    batch = {"tokens": [[1, 2, 3]], "positions": [[0, 1, 2]], "segments": [[1, 1, 1]]}
+    good = {"batch": batch, "at": [[2]]}
+    assert WitnessProbe.from_mapping(good).batch.shape == (1, 3)
+    own = {name: value for name, value in change.items() if name in WitnessProbe.model_fields}
+    inner = {name: value for name, value in change.items() if name not in own}
     with pytest.raises(ValueError, match=words):
-        WitnessProbe.from_mapping(good | change)
+        WitnessProbe.from_mapping(good | own | {"batch": batch | inner})
 
 
 # ---------------------------------------------------------------- what it must not depend on
@@ -201,8 +207,8 @@ def test_a_weight_that_was_changed_is_seen_though_every_digest_fits(tmp_path: Pa
         load(tmp_path / "a", check="witness")
     (first,) = caught.value.differences
     assert str(caught.value) == (
-        f"{tmp_path / 'a'} does not give what it gave when it was saved: probe 'plain' differs first, its logits by "
-        f"{first.size:.3g}, allowed {first.allowed:.3g}; its weights or its contract were changed"
+        f"{tmp_path / 'a'} does not have the outputs it had when it was saved: probe 'plain' differs first, "
+        f"its logits by {first.size:.3g}, allowed {first.allowed:.3g}; its weights or its contract were changed"
     )
 
 
@@ -225,7 +231,7 @@ def _late(coordinates: Any) -> torch.Tensor:
 
 TWINS = {
     "a cache that loses count": ("continued", "logits", caches.ContiguousCache, "_continued", _slots_for_positions),
-    "labels that are not shifted": ("plain", "count of labels", reference_forward, "causal", _shifted),
+    "labels that are not shifted": ("plain", "count of targets", reference_forward, "causal", _shifted),
     "angles that drift": ("far", "logits", Rotary, "angles", lambda r, c: _ANGLES(r, c) * (1 + _late(c))),
 }
 

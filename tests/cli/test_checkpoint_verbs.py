@@ -53,7 +53,7 @@ def test_show_says_what_a_checkpoint_is(good: Path, capsys: Captured) -> None:
     assert found["parameters"] == f"{total:,}"
     assert found["layers"] == "1 × causal() & window(4), 2 × causal()"
     assert found["heads"] == "4 of 4, 2 for keys and values"
-    assert found["positions"] == "rope (rope_theta 10000.0, pairing half)"
+    assert found["positions"] == "rope (rope_theta 10000.0, interleaved False)"
     assert found["head"] == "language_model, tied to the embedding"
     assert found["text"] == "no tokenizer"
     assert found["witness"] == "plain, padded, packed, continued, far, training"
@@ -145,7 +145,7 @@ def test_show_speaks_of_every_family_and_part(tmp_path: Path, capsys: Captured) 
     assert told["both"]["family"] == "encoder_decoder"
     assert told["both"]["layers"] == "1 × causal(), 1 × causal() (position none)"
     assert told["both"]["encoder's layers"] == "2 × full()"
-    assert told["both"]["encoder's positions"] == "rope (rope_theta 10000.0, pairing half, scaling linear (factor 2.0))"
+    assert told["both"]["encoder's positions"] == "rope (rope_theta 10000.0, interleaved False, scaling linear (factor 2.0))"
     assert told["both"]["reads the encoder"] == "4 of 4, 2 for keys and values"
     assert told["latent"]["heads"] == "2 of 8 (4 turned), values of 6, from latents of 8"
     assert told["latent"]["size"] == "16, 2 of 4 experts by softmax, each gated ffn 24 (silu)"
@@ -185,7 +185,7 @@ def test_show_says_that_a_contract_was_changed(good: Path, tmp_path: Path, capsy
     folder = Path(shutil.copytree(good, tmp_path / "a"))
     (folder / CONTRACT).write_text((folder / CONTRACT).read_text().replace("10000.0", "20000.0"))
     assert main(["show", str(folder)]) == 1
-    assert "says something else than when it was written" in capsys.readouterr().out
+    assert "was changed after it was written" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("level", [None, "headers", "digests", "witness"])

@@ -92,6 +92,7 @@ def test_every_field_goes_along():
     ones = torch.ones_like(batch.tokens)
     labels = torch.where(batch.segments != 0, 1, IGNORED)
     batch = replace(batch, groups=ones, types=ones, labels=labels, targets=torch.tensor([1, IGNORED]))
+    batch = replace(batch, target_mask=ones.bool(), inputs_embeds=torch.zeros(*batch.shape, 4))
     there = batch.to("meta")
     for field in fields(batch):
         value = getattr(there, field.name)

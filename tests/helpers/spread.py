@@ -105,13 +105,15 @@ SPREAD: dict[str, dict[str, Any]] = {
     },
     "mixtral": {"ffn": moe(), "position": scaled("linear", factor=3.0)},
     "qwen2-moe": {
-        "ffn": moe(router={"kind": "softmax", "norm_topk_prob": False}, shared={"intermediate_size": 12, "gated": True}),
+        "ffn": moe(router={"kind": "softmax", "norm_topk_prob": False}, shared={"intermediate_size": 12,
+        "gated": True}),
         "attention": {**HEADS, "qk_norm": True},
         "position": scaled("llama3", factor=4.0, original_max_position_embeddings=6),
     },
     "llama4": {
         **layers("causal & chunk(4)", {"position": {"kind": "none"}}),
-        "ffn": moe(num_experts_per_tok=1, router={"kind": "sigmoid", "norm_topk_prob": False}, apply_weight_on_input=True),
+        "ffn": moe(num_experts_per_tok=1, router={"kind": "sigmoid", "norm_topk_prob": False},
+        apply_weight_on_input=True),
         "attention": {**HEADS, "qk_norm": {"kind": "l2_norm", "after_positions": True}},
     },
     "deepseek": {
@@ -119,14 +121,16 @@ SPREAD: dict[str, dict[str, Any]] = {
         "attention": LATENT,
         "position": scaled("yarn", factor=4.0, original_max_position_embeddings=6, mscale=0.7, mscale_all_dim=1.0),
         "ffn": moe(
-            router={"kind": "sigmoid", "routed_scaling_factor": 2.5, "groups": {"n_group": 2, "topk_group": 1, "score": "top2"}},
+            router={"kind": "sigmoid", "routed_scaling_factor": 2.5, "groups": {"n_group": 2, "topk_group": 1,
+            "score": "top2"}},
             shared={"intermediate_size": 12},
         ),
     },
     "latent without a query latent": {"attention": {**LATENT, "q_lora_rank": None}, "norm": {"kind": "bare_rms_norm"}},
     "dynamic ntk": {"position": scaled("dynamic", factor=2.0, original_max_position_embeddings=6)},
     "longrope": {
-        "position": scaled("longrope", short_factor=[1.0] * 4, long_factor=[1.0, 2.0, 3.0, 4.0], original_max_position_embeddings=5, factor=4.0)
+        "position": scaled("longrope", short_factor=[1.0] * 4, long_factor=[1.0, 2.0, 3.0, 4.0],
+        original_max_position_embeddings=5, factor=4.0)
     },
     "proportional": {"position": scaled("proportional", partial_rotary_factor=0.5), "residual_dtype": "float32"},
     "relative biases of each layer": {"position": {**BUCKETS, "shared": False}},
@@ -140,7 +144,8 @@ SPREAD: dict[str, dict[str, Any]] = {
     "judge": {"head": {"kind": "sequence_classification", "num_labels": 3, "pooler": "tanh"}},
     # encoders
     "bert": {
-        **ENCODER, "position": {"kind": "learned", "max_position_embeddings": 24, "offset": 2}, "ffn": DENSE, "norm": LAYER_NORM,
+        **ENCODER, "position": {"kind": "learned", "max_position_embeddings": 24, "offset": 2}, "ffn": DENSE,
+        "norm": LAYER_NORM,
         "attention": BIASED, "norm_placement": "post", "embedding_norm": True, "type_vocab_size": 2, "head_bias": True,
     },
     "modernbert": {
@@ -150,7 +155,8 @@ SPREAD: dict[str, dict[str, Any]] = {
         "head": {"kind": "token_classification", "num_labels": 5},
     },
     "encoder of experts, alibi": {
-        **ENCODER, "position": {"kind": "alibi"}, "ffn": moe(), "head": {"kind": "sentence_embedding", "projection_dim": 8},
+        **ENCODER, "position": {"kind": "alibi"}, "ffn": moe(), "head": {"kind": "sentence_embedding",
+        "projection_dim": 8},
     },
     "latent encoder": {**ENCODER, "attention": LATENT, "head": {"kind": "span"}},
     "scorer": {

@@ -14,8 +14,10 @@ from pellucid.models.config import LayerConfig, TransformerConfig
 
 RULES = ["causal & window(2)", "causal & (window(2) | sinks(2))", "causal & chunk(3)", "lookahead(1)", "full"]
 SAMPLES: dict[str, Any] = {
-    "max_position_embeddings": 32, "intermediate_size": 24, "bidirectional": False, "factor": 3.0, "original_max_position_embeddings": 16,
-    "partial_rotary_factor": 0.5, "short_factor": [1.0, 2.0], "long_factor": [3.0, 4.0], "num_labels": 3, "pooling": "mean", "n_group": 2, "topk_group": 1,
+    "max_position_embeddings": 32, "intermediate_size": 24, "bidirectional": False, "factor": 3.0,
+    "original_max_position_embeddings": 16,
+    "partial_rotary_factor": 0.5, "short_factor": [1.0, 2.0], "long_factor": [3.0, 4.0], "num_labels": 3,
+    "pooling": "mean", "n_group": 2, "topk_group": 1,
     "score": "max", "num_experts": 4, "num_experts_per_tok": 1, "expert": {"kind": "gated", "intermediate_size": 24},
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4, "kv_lora_rank": 8, "qk_nope_head_dim": 4,
     "qk_rope_head_dim": 4, "v_head_dim": 4, "rope_theta": 77.0,

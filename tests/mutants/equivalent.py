@@ -22,7 +22,8 @@ EQUIVALENT: dict[str, str] = {
     "nn/losses.py _LinearCrossEntropy.forward: needs_b and bias_V is not None -> needs_b": _NO_BIAS,
     "nn/losses.py _LinearCrossEntropy.forward: range(0, hidden_CD.shape[0], chunk)"
     " -> range(0, hidden_CD.shape[0] + 1, chunk)": _NO_ROWS,
-    "models/model.py Model.resolve_coordinates: most is not None and layout is not None and (layout.max_position >= most)"
+    "models/model.py Model.resolve_coordinates: most is not None and layout is not None and"
+    " (layout.max_position >= most)"
     " -> layout is not None and layout.max_position >= most": _NO_LIMIT,
     "nn/positions/biases.py RelativeBias._bucket: distance < self.single -> distance <= self.single": _SINGLE,
     "nn/positions/biases.py _bounds: range(single, max_distance + 1) -> range(single, max_distance + 1 + 1)": _FOUND,

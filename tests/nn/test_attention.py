@@ -46,7 +46,8 @@ OPTIONS = {
     "attention_sinks": lambda: {"attention_sinks": True},
     "scale": lambda: {"scale": 1.0},
     "all": lambda: {
-        "q_bias": True, "o_bias": True, "q_norm": RMSNorm(H), "k_norm": RMSNorm(H), "rotary": Rotary(H, rotary_dim=4), "clip_qkv": 0.5,
+        "q_bias": True, "o_bias": True, "q_norm": RMSNorm(H), "k_norm": RMSNorm(H), "rotary": Rotary(H,
+        rotary_dim=4), "clip_qkv": 0.5,
         "softcap": 2.0, "attention_sinks": True, "scale": 0.7,
     },
 }  # fmt: skip

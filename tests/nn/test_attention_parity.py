@@ -88,7 +88,8 @@ def latent(theirs, rope, q_lora_rank, interleaved, absorbed):
     if rope is YARN:
         scaling = YarnScaling(4.0, 16, mscale=1.0, mscale_all_dim=0.8)
     ours = MLA(
-        D, num_heads=4, q_lora_rank=q_lora_rank, kv_lora_rank=6, qk_nope_head_dim=5, qk_rope_head_dim=4, v_head_dim=7, rule=causal(),
+        D, num_heads=4, q_lora_rank=q_lora_rank, kv_lora_rank=6, qk_nope_head_dim=5, qk_rope_head_dim=4,
+        v_head_dim=7, rule=causal(),
         rotary=Rotary(4, interleaved=interleaved, scaling=scaling), norm=RMSNorm, absorbed=absorbed,
         kv_a_bias=True, o_bias=True, q_a_bias=q_lora_rank is not None,
     )  # fmt: skip
@@ -264,7 +265,8 @@ def test_hunyuan_turns_before_its_norms(norms):
     )
     theirs = theirs_of("hunyuan_v1_dense", "HunYuanDenseV1Attention", config, layer_idx=0)
     ours = GroupedQueryAttention(
-        D, num_heads=4, num_kv_heads=2, head_dim=6, rule=causal(), rotary=Rotary(6), q_norm=RMSNorm(6), k_norm=RMSNorm(6),
+        D, num_heads=4, num_kv_heads=2, head_dim=6, rule=causal(), rotary=Rotary(6), q_norm=RMSNorm(6),
+        k_norm=RMSNorm(6),
         norm_after_rotary=norms == "after",
     )  # fmt: skip
     ours = copied(ours, theirs, q_norm="query_layernorm", k_norm="key_layernorm")

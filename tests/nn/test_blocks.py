@@ -317,7 +317,8 @@ def crossed(kind, **words):
     """A wide block that reads a memory, with latent attention to itself and sinks nowhere but there."""
     norms = {name: RMSNorm(64) for name in ("attn_norm", "ffn_norm", "cross_norm")}
     latent = MLA(
-        64, num_heads=4, q_lora_rank=32, kv_lora_rank=48, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=24, rule=causal(), rotary=Rotary(8),
+        64, num_heads=4, q_lora_rank=32, kv_lora_rank=48, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=24,
+        rule=causal(), rotary=Rotary(8),
         norm=RMSNorm, q_a_bias=True, kv_a_bias=True, o_bias=True,
     )  # fmt: skip
     cross = CrossAttention(

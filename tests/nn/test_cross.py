@@ -464,7 +464,8 @@ grouped = GroupedQueryAttention(
     options=AttentionOptions(softcap=2.0), clip_qkv=0.5
 )
 latent = MLA(
-    12, num_heads=2, q_lora_rank=4, kv_lora_rank=6, qk_nope_head_dim=4, qk_rope_head_dim=4, v_head_dim=5, rule=causal(), rotary=Rotary(4),
+    12, num_heads=2, q_lora_rank=4, kv_lora_rank=6, qk_nope_head_dim=4, qk_rope_head_dim=4, v_head_dim=5,
+    rule=causal(), rotary=Rotary(4),
     norm=RMSNorm,
 )
 places = Coordinates(torch.tensor([[0, 1, 2], [0, 0, 1]]), torch.tensor([[1, 1, 1], [0, 1, 1]]))

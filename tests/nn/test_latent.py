@@ -41,7 +41,8 @@ OPTIONS = {
 def make(name="plain", *, absorbed=False, **changes):
     torch.manual_seed(1)
     words = {
-        "num_heads": N, "q_lora_rank": 7, "kv_lora_rank": R, "qk_nope_head_dim": Q, "qk_rope_head_dim": P, "v_head_dim": U, "rule": causal(),
+        "num_heads": N, "q_lora_rank": 7, "kv_lora_rank": R, "qk_nope_head_dim": Q, "qk_rope_head_dim": P,
+        "v_head_dim": U, "rule": causal(),
         "rotary": Rotary(P), "norm": RMSNorm, **OPTIONS[name](), **changes,
     }  # fmt: skip
     part = MLA(D, absorbed=absorbed, **with_options(words)).double().eval()

@@ -269,7 +269,8 @@ def test_under_autocast(kind):
 
 def test_dropout_in_experts_changes_training_alone():
     router = SoftmaxRouter(D, num_experts=E, num_experts_per_tok=2, norm_topk_prob=True)
-    for experts in (GatedExperts(D, 64, num_experts=E, dropout=0.5), ClampedGatedExperts(D, 64, num_experts=E, dropout=0.5),
+    for experts in (GatedExperts(D, 64, num_experts=E, dropout=0.5), ClampedGatedExperts(D, 64, num_experts=E,
+    dropout=0.5),
                     DenseExperts(D, 64, num_experts=E, activation="gelu", dropout=0.5)):  # fmt: skip
         part, x = MoE(router=router, experts=experts), tokens().float()
         assert not torch.equal(part(x), part(x))
@@ -322,7 +323,8 @@ from torch._dynamo.utils import counters
 from pellucid.nn.moe import ExpertGroups, GatedExperts, MoE, RoutingTally, SigmoidRouter
 
 torch.manual_seed(0)
-router = SigmoidRouter(6, num_experts=4, num_experts_per_tok=2, norm_topk_prob=True, groups=ExpertGroups(2, topk_group=1, score="top2"))
+router = SigmoidRouter(6, num_experts=4, num_experts_per_tok=2, norm_topk_prob=True, groups=ExpertGroups(2,
+    topk_group=1, score="top2"))
 moe = MoE(router=router, experts=GatedExperts(6, 10, experts=4))
 doubled = lambda x, router_stats: 2 * moe(x, None, router_stats)
 compiled, graphs = torch.compile(doubled, backend="eager"), []

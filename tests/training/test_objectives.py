@@ -8,7 +8,7 @@ import pytest
 
 from helpers.small_jobs import LAYERS, RUN, examples, job
 from helpers.small_run import StopAt, assert_same, warned
-from pellucid.checkpoints.label_names import read_classes
+from pellucid.checkpoints.label_names import read_label_names
 from pellucid.configfile import to_yaml
 from pellucid.data.special_tokens import MASK, sentinels
 from pellucid.data.tokenizer import Tokenizer
@@ -227,7 +227,7 @@ def test_what_a_classifier_leaves(tmp_path: Path) -> None:
     wanted, events = TrainConfig.from_mapping(short("classification", tmp_path / "data")), list[Event]()
     result = train(wanted, tmp_path / "run", on_event=events.append)
     assert warned(events) == []
-    assert read_classes(result.checkpoint, 2) == ("no", "yes")
+    assert read_label_names(result.checkpoint, 2) == ("no", "yes")
     assert json.loads((result.checkpoint / "pellucid.json").read_text())["digests"].keys() >= {"classes.json"}
     last = list(MetricsLog(tmp_path / "run" / "metrics.jsonl").records())[-1]
     assert "bits_per_byte" not in last
@@ -248,9 +248,9 @@ def test_what_a_classifier_leaves(tmp_path: Path) -> None:
 def test_names_of_classes_are_read_with_distrust(tmp_path: Path, text: str) -> None:
     (tmp_path / "classes.json").write_bytes(text.encode("utf-8", errors="surrogatepass"))
     with pytest.raises(CheckpointError, match=r"classes\.json"):
-        read_classes(tmp_path, 2)
+        read_label_names(tmp_path, 2)
     (tmp_path / "classes.json").unlink()
-    assert read_classes(tmp_path, 2) == ()
+    assert read_label_names(tmp_path, 2) == ()
 
 
 def test_heldout_examples_of_their_own(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
-"""``pellucid.json``: everything that weights alone do not say about their forward pass.
+"""``pellucid.json``: everything about a forward pass that weights alone do not say.
 
-Names, shapes and dtypes are those that the model's configuration gives, never those that a file happens to
-hold; :mod:`~pellucid.checkpoints.store` compares the two before it reads a tensor.
+Names, shapes and dtypes are those of the model's configuration, never those that a file happens to hold;
+:mod:`~pellucid.checkpoints.folder` compares the two before a tensor is read.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,8 +21,7 @@ from torch import Tensor, nn
 from pellucid.checkpoints.files import canonical_digest, nesting_levels, read_json
 from pellucid.checkpoints.fingerprint import Witness
 from pellucid.checkpoints.load_report import MismatchError
-from pellucid.checkpoints.validate import check_tensors
-from pellucid.checkpoints.weights import TensorSpec
+from pellucid.checkpoints.weights import DTYPES, TensorSpec, dtype_name
 from pellucid.configfile import Config
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import CheckpointError, ConfigError
@@ -32,8 +32,8 @@ from pellucid.models.model import Model
 
 NAME = "pellucid.json"
 SCHEMA_VERSION = 5
-_LARGEST = 8 * 2**20
-_MOST_VALUES, _MOST_KEYS = 40_000, 4000
+_MAX_BYTES = 8 * 2**20
+_MAX_VALUES, _MAX_KEYS = 40_000, 4000
 _SPEC = re.compile(r"[a-z]+[0-9]*\[[0-9, ]{0,200}\]")
 _FLAT = re.compile(r"\[\n\s*((?:-?[0-9.e+-]+|null),?\s+)+\]")
 _WIDTH = 160
@@ -42,18 +42,18 @@ Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class TextContract(Config):
-    """What the ids mean at their edges."""
+    """Sizes and special ids of the tokenizer."""
 
     vocab_size: Whole
     bos_id: Whole | None
     eos_id: Whole | None
     pad_id: Whole | None
     adds_bos: Literal["document"] = "document"
-    """Encoding text adds nothing: a document gets its one begin token where it is made out of ids."""
+    """Encoding text adds nothing: a document gets its one begin token when it is made from ids."""
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, config: ModelConfig | None = None) -> TextContract:
-        """What ``tokenizer`` says. One that ``config`` has too few rows for is refused."""
+        """Read from ``tokenizer``; one with more tokens than ``config`` has rows is refused."""
         if config is not None and tokenizer.vocab_size > config.vocab_size:
             raise CheckpointError(
                 f"the tokenizer has {tokenizer.vocab_size} tokens but the model only {config.vocab_size} rows; "
@@ -69,14 +69,14 @@ class Contract(Config):
     schema_version: Literal[5] = 5
     model: ModelConfig
     positions_after_cache: Literal["continue"] = "continue"
-    """Positions count on from what a cache holds of the row's last document."""
+    """Positions continue those that a cache holds of the row's last document."""
     text: TextContract | None
     tied: dict[str, str]
     """A second name of a tensor, and the name that it is stored under."""
     tensors: dict[str, str]
     """Every stored tensor: its dtype and shape, such as ``float32[256, 64]``."""
     digests: dict[str, Digest]
-    """SHA-256 of the files beside this one, and of what this one says (whatever its spaces and order of keys)."""
+    """SHA-256 of the files beside this one, and of this one's content (whatever its spaces and order of keys)."""
     witness: Witness | None
     """Probes, and what the weights must give on them. None: saved with ``prove="digests"``."""
 
@@ -88,7 +88,7 @@ class Contract(Config):
 
 
 def _row(text: str) -> str:
-    """A list of numbers on one line, or on as few as hold it."""
+    """A list of numbers on as few lines as possible."""
     line = " ".join(text.split()).replace("[ ", "[").replace(" ]", "]")
     if len(line) <= _WIDTH:
         return line
@@ -96,13 +96,13 @@ def _row(text: str) -> str:
 
 
 def with_digest(data: dict[str, Any]) -> dict[str, Any]:
-    """A contract as plain data, with the digest of what it says put in."""
+    """A contract as plain data, with its own digest added to ``digests``."""
     digests = {name: value for name, value in data["digests"].items() if name != NAME}
     return {**data, "digests": {**digests, NAME: canonical_digest({**data, "digests": digests})}}
 
 
 def config_of(model: nn.Module) -> ModelConfig:
-    """The config of ``model``. Refuses a model whose tensors are not what that describes."""
+    """The config of ``model``; a model whose tensors are not those of its config is refused."""
     config = getattr(model, "config", None)
     if not isinstance(config, ModelConfig):
         raise CheckpointError(
@@ -127,7 +127,7 @@ def contract_of(
     digests: Mapping[str, str],
     witness: Witness | None,
 ) -> Contract:
-    """The contract that ``model``, which is :func:`config_of` by ``config``, keeps."""
+    """The contract of ``model``, whose config (see :func:`config_of`) is ``config``."""
     stored, tied = stored_tensors(model)
     return Contract(
         model=config,
@@ -140,7 +140,7 @@ def contract_of(
 
 
 def read_contract(path: Path) -> Contract:
-    """The checked contract in the file at ``path``; what it says must have the digest that it says."""
+    """The contract in the file at ``path``, whose own digest must be right."""
     contract, changed = read_unverified(path)
     if changed:
         raise MismatchError(changed)
@@ -148,8 +148,8 @@ def read_contract(path: Path) -> Contract:
 
 
 def read_unverified(path: Path) -> tuple[Contract, str]:
-    """The contract in the file at ``path``, and in what way its own digest is wrong (nothing if it is right)."""
-    data = read_json(path, _LARGEST)
+    """The contract in the file at ``path``, and what is wrong with its own digest (empty if nothing is)."""
+    data = read_json(path, _MAX_BYTES)
     version = data.get("schema_version")
     if version != SCHEMA_VERSION or isinstance(version, bool):
         older = type(version) is int and version < SCHEMA_VERSION
@@ -163,20 +163,20 @@ def read_unverified(path: Path) -> tuple[Contract, str]:
         contract = Contract.from_mapping(data)
     except ConfigError as error:
         raise CheckpointError(f"{path}: {str(error)[:1000]}") from error
-    told, found = contract.digests.get(NAME), with_digest(data)["digests"][NAME]
-    if told is None:
+    noted, found = contract.digests.get(NAME), with_digest(data)["digests"][NAME]
+    if noted is None:
         return contract, f"{path} has no digest of itself in digests; save the model again"
-    if told != found:
+    if noted != found:
         return contract, (
-            f"{path} says something else than when it was written (SHA-256 {found[:16]}…, it notes {told[:16]}…); "
+            f"{path} was changed after it was written (SHA-256 {found[:16]}…, it notes {noted[:16]}…); "
             "to change what a model is, save it with another config"
         )
     return contract, ""
 
 
 def _refuse_garbage(path: Path, data: Mapping[str, Any]) -> None:
-    """Bound what is validated in detail, so that a bad file takes no longer than a good one to refuse."""
-    for key, most in (("tied", _MOST_VALUES), ("tensors", _LARGEST), ("digests", 2000)):
+    """Bound what is validated in detail, so that a bad file is refused as fast as a good one is read."""
+    for key, most in (("tied", _MAX_VALUES), ("tensors", _MAX_BYTES), ("digests", 2000)):
         value = data.get(key)
         if not isinstance(value, dict) or not all(isinstance(entry, str) for entry in value.values()):
             raise CheckpointError(f"{path}: {key} must map names to text")
@@ -189,10 +189,10 @@ def _refuse_garbage(path: Path, data: Mapping[str, Any]) -> None:
     detailed = {key: value for key, value in data.items() if key not in ("tied", "tensors", "digests")}
     parts = [part for level in nesting_levels(detailed) for part in level]
     values, keys = sum(map(len, parts)), sum(len(part) for part in parts if isinstance(part, dict))
-    if values > _MOST_VALUES or keys > _MOST_KEYS:
+    if values > _MAX_VALUES or keys > _MAX_KEYS:
         raise CheckpointError(
             f"{path} holds {values} values and {keys} keys besides its lists of tensors; "
-            f"at most {_MOST_VALUES} and {_MOST_KEYS} are read"
+            f"at most {_MAX_VALUES} and {_MAX_KEYS} are read"
         )
 
 
@@ -211,24 +211,56 @@ def stored_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]
 
 
 def meta_model(config: ModelConfig, dtype: torch.dtype = torch.float32) -> Model:
-    """The model that ``config`` describes, without memory for its weights."""
+    """The model that ``config`` describes, on the meta device."""
     return build(config, device="meta", dtype=dtype)
 
 
 def float32_tensors(config: ModelConfig) -> frozenset[str]:
-    """The tensors that stay float32 in a narrower model: what routers choose by."""
+    """The tensors that stay float32 in a narrower model: those of routers."""
     stored, _ = stored_tensors(meta_model(config, torch.bfloat16))
     return frozenset(name for name, tensor in stored.items() if tensor.dtype != torch.bfloat16)
 
 
 def shapes_and_ties(model: nn.Module) -> dict[str, str]:
-    """Every name in the model's state and its shape, or which other name it is the same as."""
+    """Every name in the model's state, with its shape or the name that it is tied to."""
     stored, tied = stored_tensors(model)
     return {name: str(list(tensor.shape)) for name, tensor in stored.items()} | ties(tied)
 
 
+def check_tensors(tensors: Mapping[str, Tensor], wide: Set[str]) -> None:
+    """The tensors of a model must hold numbers, of one dtype, on one device; ``wide`` ones are at least float32."""
+    for name, tensor in tensors.items():
+        if tensor.is_meta:
+            raise CheckpointError(
+                f"the model has no numbers in {name!r}, which is on the meta device; fill it before it is saved"
+            )
+        if tensor.dtype not in DTYPES.values():
+            raise CheckpointError(
+                f"the model has {dtype_name(tensor.dtype)} in {name!r}, but weights can be {', '.join(DTYPES)}; "
+                "convert it with model.to(torch.float32)"
+            )
+    dtype = Counter(t.dtype for name, t in tensors.items() if name not in wide).most_common(1)[0][0]
+    device = Counter(t.device for name, t in tensors.items() if name not in wide).most_common(1)[0][0]
+    for name, tensor in tensors.items():
+        wanted = widened(dtype) if name in wide else dtype
+        if tensor.dtype != wanted:
+            raise CheckpointError(
+                f"the model has {dtype_name(tensor.dtype)} in {name!r} but {dtype_name(wanted)} "
+                f"{'is wanted there' if name in wide else 'elsewhere'}; convert it with model.to({dtype})"
+            )
+        if tensor.device != device:
+            raise CheckpointError(
+                f"the model has {tensor.device} in {name!r} but {device} elsewhere; convert it with model.to({device})"
+            )
+
+
+def widened(dtype: torch.dtype) -> torch.dtype:
+    """``dtype``, or float32 where that is wider: the dtype of the tensors of routers in a narrow model."""
+    return torch.promote_types(dtype, torch.float32)
+
+
 def ties(tied: Mapping[str, str]) -> dict[str, str]:
-    """The part of an :func:`shapes_and_ties` that is tied."""
+    """The tied part of :func:`shapes_and_ties`."""
     return {name: f"the same as {owner}" for name, owner in tied.items()}
 
 

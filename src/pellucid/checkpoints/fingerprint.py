@@ -1,7 +1,7 @@
-"""The witness: what a folder's forward gives on its probes, kept beside the weights and asked again.
+"""The witness: the outputs of a folder's model on its probes, stored beside the weights and computed again later.
 
-A digest says that bytes are the same; the witness says that they still *mean* the same. Each probe's logits are
-reduced to :data:`PROJECTIONS` numbers an output by fixed signs, computed in float64, kept as float32, and must come
+A digest proves that bytes are the same; the witness proves that they still *mean* the same. Each probe's logits are
+reduced to :data:`PROJECTIONS` numbers an output by fixed signs, computed in float64, stored as float32, and must come
 back within :data:`TOLERANCE` of the largest of them: on any machine, and whatever dtype the weights are stored in. A
 change that moves no output by that much cannot be seen, and does not matter in float32 either.
 """
@@ -15,14 +15,12 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import nn
 
 from pellucid.checkpoints.load_report import MismatchError
-from pellucid.checkpoints.probe_set import Slot, WitnessProbe, probes_of
+from pellucid.checkpoints.probe_set import ProbeRecord, WitnessProbe, probes_of
 from pellucid.checkpoints.reference_forward import (
-    PROJECTIONS,
-    Read,
     hidden_states,
     probe_outputs,
     random_projection,
@@ -30,6 +28,7 @@ from pellucid.checkpoints.reference_forward import (
     stream_dtypes,
 )
 from pellucid.checkpoints.tokenizer_fingerprint import TokenizerFingerprint, compare_tokenizer
+from pellucid.checkpoints.weights import ReadTensor
 from pellucid.configfile import Config
 from pellucid.data.chat import ChatTemplate
 from pellucid.data.tokenizer import Tokenizer
@@ -40,37 +39,18 @@ from pellucid.models.model import Model
 from pellucid.nn.moe import Router
 
 TOLERANCE = 1e-6
-"""Allowed difference, relative to the largest number of the probe. Float32 alone takes 6e-8 of it."""
+"""Allowed difference, relative to the largest number of the probe. Rounding to float32 takes 6e-8 of it."""
 
 LIVE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2, torch.bfloat16: 0.25, torch.float16: 0.25}
-"""How far a model in memory, in its own dtype and on its own device, may be from the exact forward to be saved."""
-
-Projection = Annotated[tuple[float, ...], Field(min_length=PROJECTIONS, max_length=PROJECTIONS)]
-
-
-class ProbeRecord(Config):
-    """What a probe must give."""
-
-    asked: WitnessProbe
-    logits: tuple[Projection, ...]
-    """The folded logits of each slot in ``asked.at``, row after row, or of each document."""
-    loss: float | None = None
-    """The head's own mean loss over labels that follow from the input; none with a cache."""
-    counted: Slot | None = None
-
-    @model_validator(mode="after")
-    def _one_a_slot(self) -> ProbeRecord:
-        if len(self.logits) != self.asked.outputs:
-            raise ValueError(f"logits has {len(self.logits)} entries for {self.asked.outputs} outputs")
-        return self
+"""How far a model in memory, in its own dtype and on its own device, may be from the reference forward to be saved."""
 
 
 class Witness(Config):
-    """Probes and what they must give."""
+    """Probes and the outputs that they must have."""
 
     tolerance: Annotated[float, Field(gt=0, le=TOLERANCE)] = TOLERANCE
     stream: Annotated[tuple[str, ...], Field(max_length=1 << 13)]
-    """The type of the stream behind each layer with weights of its own, an encoder's first, in a bfloat16 model."""
+    """The dtype of the residual stream after each layer with its own weights, an encoder's first, in bfloat16."""
     probes: dict[str, ProbeRecord]
     text: TokenizerFingerprint | None = None
     """None without a tokenizer."""
@@ -90,56 +70,49 @@ class Difference(NamedTuple):
 
 
 class WitnessError(MismatchError):
-    """The folder's forward does not give what it gave; ``differences`` has all that were asked, the last too large."""
+    """The outputs are not those of the witness; ``differences`` has all that were compared, the last too large."""
 
     def __init__(self, where: object, differences: tuple[Difference, ...], changed: str = "weights") -> None:
         first = differences[-1]
         super().__init__(
-            f"{where} does not give what it gave when it was saved: probe {first.probe!r} differs first, its "
+            f"{where} does not have the outputs it had when it was saved: probe {first.probe!r} differs first, its "
             f"{first.what} by {first.size:.3g}, allowed {first.allowed:.3g}; its {changed} or its contract were changed"
         )
         self.differences = differences
 
 
-def witness_of(config: ModelConfig, read: Read, tied: Mapping[str, str]) -> Witness:
-    """Ask the probes of ``config`` of these weights. Weights that give NaN or infinity have no witness."""
+def witness_of(config: ModelConfig, read: ReadTensor, tied: Mapping[str, str]) -> Witness:
+    """Run the probes of ``config`` with these weights. Weights whose outputs are NaN or infinite have no witness."""
     model, probes = reference_model(config, read, tied), probes_of(config)
-    answers = {name: probe_outputs(model, probe) for name, probe in probes.items()}
-    for name, (folds, loss, _) in answers.items():
-        if not np.isfinite([*np.ravel(folds), loss or 0.0]).all():
+    records = {}
+    for name, probe in probes.items():
+        outputs, loss, count = probe_outputs(model, probe)
+        if not np.isfinite([*np.ravel(outputs), loss or 0.0]).all():
             raise CheckpointError(
                 f"the model gives NaN or infinity on the probe {name!r}, so nothing could verify its folder; "
                 "save weights from before they were damaged"
             )
-    kept = {
-        name: ProbeRecord(
-            asked=probe, logits=_short(folds), loss=None if loss is None else _float32(loss), counted=count
-        )
-        for (name, probe), (folds, loss, count) in zip(probes.items(), answers.values(), strict=True)
-    }
-    return Witness(probes=kept, stream=_stream(config, read, tied, probes["plain"]))
-
-
-def _stream(config: ModelConfig, read: Read, tied: Mapping[str, str], probe: WitnessProbe) -> tuple[str, ...]:
-    return stream_dtypes(reference_model(config, read, tied, torch.bfloat16), probe)
+        logits = tuple(tuple(map(_float32, row)) for row in outputs)
+        rounded = None if loss is None else _float32(loss)
+        records[name] = ProbeRecord(probe=probe, logits=logits, loss=rounded, num_targets=count)
+    return Witness(probes=records, stream=_stream(config, read, tied, probes["plain"]))
 
 
 def check_witness(
-    where: object, witness: Witness, config: ModelConfig, read: Read, tied: Mapping[str, str]
+    where: object, witness: Witness, config: ModelConfig, read: ReadTensor, tied: Mapping[str, str]
 ) -> tuple[Difference, ...]:
-    """Ask the probes again, in order, up to the first that differs, which a :class:`WitnessError` names."""
+    """Run the probes again, in order, up to the first that differs, which a :class:`WitnessError` names."""
     probes = probes_of(config)
-    wanted, kept = list(probes), list(witness.probes)
-    if wanted != kept:
+    if list(probes) != list(witness.probes):
         raise MismatchError(
-            f"{where} has a witness of {', '.join(kept)[:200]}, but its model is asked {', '.join(wanted)}; "
-            "its contract was changed"
+            f"{where} has a witness with the probes {', '.join(witness.probes)[:200]}, but its model has "
+            f"{', '.join(probes)}; its contract was changed"
         )
     found: list[Difference] = []
     try:
         model = reference_model(config, read, tied)
-        for name, kept_answer in witness.probes.items():
-            for difference in _compared(model, name, kept_answer, witness.tolerance):
+        for name, record in witness.probes.items():
+            for difference in _compare(model, name, record, witness.tolerance):
                 found.append(difference)
                 if not difference.passed:
                     raise WitnessError(where, tuple(found))
@@ -148,21 +121,21 @@ def check_witness(
         if isinstance(error, CheckpointError):
             raise
         reason = f"{str(error)[:200]}; its contract was changed"
-        raise MismatchError(f"{where} cannot be asked its probes: {reason}") from error
+        raise MismatchError(f"{where} cannot run its probes: {reason}") from error
     others = sum(a != b for a, b in zip_longest(stream, witness.stream))
-    found.append(Difference("stream", "types behind layers", others, 0))
+    found.append(Difference("stream", "types after layers", others, 0))
     if others:
         raise WitnessError(where, tuple(found))
-    for name, kept_answer in witness.probes.items():
-        if kept_answer.asked != probes[name]:
-            raise MismatchError(f"{where} was asked another {name!r} than its model is asked; its contract was changed")
+    for name, record in witness.probes.items():
+        if record.probe != probes[name]:
+            raise MismatchError(f"{where} has another probe {name!r} than its model; its contract was changed")
     return tuple(found)
 
 
 def check_text(
     where: object, kept: TokenizerFingerprint | None, tokenizer: Tokenizer | None, template: ChatTemplate | None
 ) -> tuple[Difference, ...]:
-    """Ask tokenizer and chat template again, up to the first difference, which a :class:`WitnessError` names."""
+    """Run tokenizer and chat template again, up to the first difference, which a :class:`WitnessError` names."""
     if (kept is None) != (tokenizer is None) or (kept is not None and (kept.chats is None) != (template is None)):
         raise MismatchError(f"{where} has a witness of other text files than it holds; its contract was changed")
     found: list[Difference] = []
@@ -180,7 +153,7 @@ def check_live(model: nn.Module, config: ModelConfig, witness: Witness) -> None:
     wanted = type(build(config, device="meta"))
     if not isinstance(model, wanted):
         raise CheckpointError(
-            f"a {type(model).__name__} cannot be saved: load gives back a {wanted.__name__}, nothing else"
+            f"a {type(model).__name__} cannot be saved: load returns a {wanted.__name__}, nothing else"
         )
     allowed = LIVE_TOLERANCE.get(model.dtype, 0.25)
     routes = any(isinstance(part, Router) for part in model.modules())
@@ -188,8 +161,8 @@ def check_live(model: nn.Module, config: ModelConfig, witness: Witness) -> None:
     worst = np.median if routes and model.dtype.itemsize < 4 else np.max
     with _eval_mode(model), torch.autocast(model.device.type, enabled=False):
         for name in ("plain", "padded", "packed", "far"):
-            asked = witness.probes[name].asked
-            found = random_projection(model, asked, hidden_states(model, asked)).numpy()
+            probe = witness.probes[name].probe
+            found = random_projection(model, probe, hidden_states(model, probe)).numpy()
             want = np.array(witness.probes[name].logits)
             size = float(worst(np.abs(found - want)))
             if not size <= allowed * (1 + np.abs(want).max()):
@@ -199,19 +172,23 @@ def check_live(model: nn.Module, config: ModelConfig, witness: Witness) -> None:
                 )
 
 
-def _compared(model: Model, name: str, kept: ProbeRecord, tolerance: float) -> Iterator[Difference]:
-    folds, loss, counted = probe_outputs(model, kept.asked)
-    want = np.array(kept.logits)
-    yield Difference(name, "logits", float(np.abs(folds - want).max()), float(np.abs(want).max()) * tolerance)
-    if (loss is None) != (kept.loss is None) or counted != kept.counted:
-        yield Difference(name, "count of labels", abs((counted or 0) - (kept.counted or 0)) or 1, 0)
-    elif loss is not None and kept.loss is not None:
-        yield Difference(name, "loss", abs(loss - kept.loss), abs(kept.loss) * tolerance)
+def _stream(config: ModelConfig, read: ReadTensor, tied: Mapping[str, str], probe: WitnessProbe) -> tuple[str, ...]:
+    return stream_dtypes(reference_model(config, read, tied, torch.bfloat16), probe)
+
+
+def _compare(model: Model, name: str, record: ProbeRecord, tolerance: float) -> Iterator[Difference]:
+    outputs, loss, count = probe_outputs(model, record.probe)
+    want = np.array(record.logits)
+    yield Difference(name, "logits", float(np.abs(outputs - want).max()), float(np.abs(want).max()) * tolerance)
+    if (loss is None) != (record.loss is None) or count != record.num_targets:
+        yield Difference(name, "count of targets", abs((count or 0) - (record.num_targets or 0)) or 1, 0)
+    elif loss is not None and record.loss is not None:
+        yield Difference(name, "loss", abs(loss - record.loss), abs(record.loss) * tolerance)
 
 
 @contextmanager
 def _eval_mode(model: nn.Module) -> Iterator[None]:
-    """``model`` in eval mode; every part gets its own mode back."""
+    """``model`` in eval mode; afterwards every part is in its own mode again."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -219,10 +196,6 @@ def _eval_mode(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes.items():
             module.training = mode
-
-
-def _short(folds: np.ndarray) -> tuple[tuple[float, ...], ...]:
-    return tuple(tuple(_float32(value) for value in row) for row in folds)
 
 
 def _float32(value: float) -> float:

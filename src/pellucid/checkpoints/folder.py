@@ -1,15 +1,18 @@
-"""A checkpoint's folder, read as far as was asked and checked against its contract.
+"""A checkpoint's folder, read and compared with its contract up to a level.
 
 ===========  ==========================================================  ==============================
-level        what is compared                                            what it costs
+level        what is compared                                            cost
 ===========  ==========================================================  ==============================
 ``headers``  the contract with itself and its own digest; every          milliseconds: no tensor is
              tensor's name, shape and dtype with the files' headers;     read
              SHA-256 and special ids of tokenizer and chat template
 ``digests``  also the SHA-256 of every file                              reading every file once
-``witness``  also what weights, tokenizer and template give on the       a few hundred tokens in float64
+``witness``  also the outputs of weights, tokenizer and template on the  a few hundred tokens in float64
              contract's probes
 ===========  ==========================================================  ==============================
+
+``RUN/best``, ``RUN/last`` and a run's folder stand for a checkpoint in ``RUN/checkpoints``: ``best`` and ``last`` are
+files with the name of one of them. Only the name of a step is accepted there, and it leads only into that folder.
 """
 
 from __future__ import annotations
@@ -36,18 +39,18 @@ from pellucid.checkpoints.contract import (
     shapes_and_ties,
     stored_tensors,
     ties,
+    widened,
 )
 from pellucid.checkpoints.files import digest, open_regular, read
 from pellucid.checkpoints.fingerprint import Difference, WitnessError, check_text, check_witness
 from pellucid.checkpoints.label_names import NAME as CLASSES
-from pellucid.checkpoints.label_names import read_classes
-from pellucid.checkpoints.load_report import LoadError, LoadReport, MismatchError, Status, TensorReport
-from pellucid.checkpoints.validate import DTYPES, folder_path, widened
-from pellucid.checkpoints.weights import TensorSpec, Weights, read_weights
+from pellucid.checkpoints.label_names import read_label_names
+from pellucid.checkpoints.load_report import LoadError, LoadReport, MismatchError, compare_tensors
+from pellucid.checkpoints.weights import DTYPES, Weights, dtype_name, read_weights
 from pellucid.data.chat import ChatTemplate
-from pellucid.data.records import printable
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import CheckpointError, InputError
+from pellucid.messages import printable, repr_short
 from pellucid.models.model import Model
 
 CONTRACT, TOKENIZER, TEMPLATE = contracts.NAME, "tokenizer.json", "chat_template.jinja"
@@ -57,10 +60,14 @@ BESIDE = (TOKENIZER, TEMPLATE, CLASSES)
 Check = Literal["headers", "digests", "witness"]
 LEVELS: tuple[Check, ...] = get_args(Check)
 
+STEP = re.compile(r"step-[0-9]{8,12}\Z")
+INSIDE = "checkpoints"
+POINTERS = ("best", "last")
+
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder whose contract and headers have been read; its tensors may still be wrong, ``report`` says so."""
+    """A folder whose contract and headers have been read; ``report`` says whether its tensors are the contract's."""
 
     path: Path
     contract: Contract
@@ -69,15 +76,19 @@ class Folder:
     places: Mapping[str, str]
     """The name in the files of each stored tensor: a tied one may lie under either of its names."""
     changed: str
-    """In what way the contract's own digest is wrong; nothing if it is right."""
+    """What is wrong with the contract's own digest; empty if nothing is."""
 
     def check(self, level: Check) -> tuple[Model, tuple[Difference, ...]]:
-        """Everything up to ``level``, or an error. Returns the contract's model, still without weights."""
+        """Compare everything up to ``level``; returns the contract's model, still without weights, and the differences.
+
+        Raises:
+            MismatchError: something is not as the contract says.
+        """
         if level not in LEVELS:
             raise CheckpointError(f"check is {level!r}; choose one of {', '.join(LEVELS)}")
         if not self.report.complete:
             raise LoadError(self.path, self.report)
-        model = _blank(self.path / CONTRACT, self.contract)
+        model = _checked_model(self.path / CONTRACT, self.contract)
         if self.changed:
             raise MismatchError(self.changed)
         beside = {name: self.path / name for name in BESIDE if os.path.lexists(self.path / name)}
@@ -85,15 +96,15 @@ class Folder:
         _ = self.tokenizer, self.template
         if level != "headers":
             self._check_digests(beside | {path.name: path for path in self.weights.files}, self.contract.digests)
-        return model, self._ask() if level == "witness" else ()
+        return model, self._compare_outputs() if level == "witness" else ()
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer, if the contract speaks of one and it is that one."""
+        """The tokenizer, if the contract has one; another than the contract's is refused."""
         text, path = self.contract.text, self.path / TOKENIZER
         if text is None:
             if os.path.lexists(path):
-                raise MismatchError(f"{self.path} has a {TOKENIZER}, but its contract says nothing of text; remove it")
+                raise MismatchError(f"{self.path} has a {TOKENIZER}, but its contract has no text; remove it")
             return None
         with open_regular(path):
             tokenizer = Tokenizer.load(path)
@@ -118,10 +129,10 @@ class Folder:
         """The names of the classes, if the contract has a digest of them."""
         if CLASSES not in self.contract.digests:
             return ()
-        return read_classes(self.path, getattr(self.contract.model.head, "num_labels", None))
+        return read_label_names(self.path, getattr(self.contract.model.head, "num_labels", None))
 
     def _check_digests(self, files: Mapping[str, Path], names: Iterable[str]) -> None:
-        """Hold ``files``, and those of ``names`` that the contract has a digest of, against it."""
+        """Compare ``files``, and those of ``names`` that the contract has a digest of, with the contract."""
         wanted = {n: value for n, value in self.contract.digests.items() if n in names and n != CONTRACT}
         for name in sorted(files.keys() | wanted.keys()):
             if name not in wanted:
@@ -139,7 +150,7 @@ class Folder:
                     "it was changed or damaged"
                 )
 
-    def _ask(self) -> tuple[Difference, ...]:
+    def _compare_outputs(self) -> tuple[Difference, ...]:
         contract = self.contract
         if contract.witness is None:
             raise MismatchError(
@@ -160,7 +171,7 @@ class Folder:
 def open_folder(path: str | Path, dtype: torch.dtype | None = None) -> Folder:
     """Read contract and headers of the folder at ``path``; ``dtype`` is only what the report calls a cast.
 
-    ``RUN/best``, ``RUN/last`` and a run's folder stand for its checkpoints (:mod:`~pellucid.checkpoints.folder`).
+    ``path`` may also be a run's folder, ``RUN/best`` or ``RUN/last``.
     """
     path = resolve_checkpoint_path(path)
     try:
@@ -170,7 +181,8 @@ def open_folder(path: str | Path, dtype: torch.dtype | None = None) -> Folder:
         raise CheckpointError(f"cannot read {str(path)[:200]}: {error.strerror or error}; {way}") from error
     contract, changed = contracts.read_unverified(folder / CONTRACT)
     weights = read_weights(folder)
-    report, places = _compare(contract, weights.header, _casts(folder, contract, dtype))
+    casts = _casts(folder, contract, dtype)
+    report, places = compare_tensors(contract.tensors, contract.tied, weights.header, casts)
     return Folder(folder, contract, weights, report, places, changed)
 
 
@@ -189,57 +201,21 @@ def _found(path: Path) -> Path:
     raise CheckpointError(f"{path} is not a checkpoint folder: it has no {CONTRACT}{hint}")
 
 
-def _compare(
-    contract: Contract, header: Mapping[str, TensorSpec], casts: Mapping[str, torch.dtype]
-) -> tuple[LoadReport, dict[str, str]]:
-    """Every tensor's fate, given the types that they are cast to, and where each stored one lies."""
-    aliases: dict[str, list[str]] = {}
-    for alias, owner in contract.tied.items():
-        aliases.setdefault(owner, []).append(alias)
-    reports: list[TensorReport] = []
-    places: dict[str, str] = {}
-    for name, wanted in contract.tensors.items():
-        names = [name, *aliases.get(name, [])]
-        found = next((n for n in names if n in header), None)
-        if found is None:
-            reports.append(TensorReport(name, "missing", f"the contract wants {wanted}"))
-            continue
-        places[name] = found
-        reports.append(TensorReport(name, *_fate(wanted, header[found], casts.get(name))))
-        reports += [TensorReport(n, "tied", f"is {name}") for n in names[1:]]
-    known = set(places.values())
-    reports += [
-        TensorReport(name, "surplus", f"the file holds {spec}, which the contract does not name or ties to another")
-        for name, spec in header.items()
-        if name not in known
-    ]
-    return LoadReport(tuple(reports)), places
-
-
-def _fate(wanted: str, found: TensorSpec, dtype: torch.dtype | None) -> tuple[Status, str]:
-    if str(found) != wanted:
-        return "mismatched", f"the contract wants {wanted}, the file holds {found}"
-    source: torch.dtype = getattr(torch, found.dtype)
-    if dtype is not None and source.is_floating_point and source != dtype:
-        return "cast", f"{found} to {str(dtype).removeprefix('torch.')}"
-    return "loaded", str(found)
-
-
 def _casts(path: Path, contract: Contract, dtype: torch.dtype | None) -> dict[str, torch.dtype]:
-    """The type that each tensor gets where ``dtype`` is wanted; of a contract that makes no model, simply that."""
+    """The dtype that each tensor is cast to; of a contract that describes no valid model, simply ``dtype``."""
     if dtype is None:
         return {}
     try:
-        wide = float32_tensors(contract.model) if _laid_out(path, contract, dtype) else frozenset()
-    except MismatchError:  # said when the folder is checked
+        wide = float32_tensors(contract.model) if _build(path, contract, dtype) else frozenset()
+    except MismatchError:  # raised again when the folder is checked
         wide = frozenset()
     return {name: widened(dtype) if name in wide else dtype for name in contract.tensors}
 
 
-def _blank(path: Path, contract: Contract) -> Model:
-    """The model of the contract's config, if its names, shapes, types and ties are those that the contract lists."""
+def _checked_model(path: Path, contract: Contract) -> Model:
+    """The model of the contract's config; its names, shapes, dtypes and ties must be those that the contract lists."""
     usual = Counter(spec.partition("[")[0] for spec in contract.tensors.values()).most_common(1)
-    model = _laid_out(path, contract, DTYPES.get(usual[0][0] if usual else "", torch.float32))
+    model = _build(path, contract, DTYPES.get(usual[0][0] if usual else "", torch.float32))
     _refuse_odd_types(path, contract, stored_tensors(model)[0])
     listed = {name: spec[spec.find("[") :] for name, spec in contract.tensors.items()} | ties(contract.tied)
     if difference := first_difference(shapes_and_ties(model), listed):
@@ -248,38 +224,51 @@ def _blank(path: Path, contract: Contract) -> Model:
     return model
 
 
-def _laid_out(path: Path, contract: Contract, dtype: torch.dtype) -> Model:
+def _build(path: Path, contract: Contract, dtype: torch.dtype) -> Model:
     config, tensors = contract.model, len(contract.tensors)
     layers = sum(layer.same_as is None for stack in config.stacks for layer in stack.each_layer)
     if layers > tensors:
         raise MismatchError(f"{path} describes {layers} layers but only {tensors} tensors")
     try:
         return meta_model(config, dtype)
-    except (InputError, RuntimeError, OverflowError) as error:  # sizes whose product no tensor can have
+    except (InputError, RuntimeError, OverflowError) as error:  # sizes whose product is too large for a tensor
         raise MismatchError(f"{path} describes a model that cannot be laid out: {str(error)[:200]}") from error
 
 
 def _refuse_odd_types(path: Path, contract: Contract, blanks: Mapping[str, Tensor]) -> None:
-    """Weights are floating-point numbers, all of one type but for those that stay wide."""
+    """Weights are floating-point numbers, all of one dtype except those of routers, which stay float32."""
     usual = next(iter(blanks.values())).dtype
     for name, spec in contract.tensors.items():
         kind = spec.partition("[")[0]
         wanted = blanks[name].dtype if name in blanks else usual
         if DTYPES.get(kind) != wanted:
-            word = str(wanted).removeprefix("torch.")
-            raise MismatchError(f"{path} lists {name[:80]!r} as {kind[:40]}, but wants {word}; save the model again")
+            raise MismatchError(
+                f"{path} lists {name[:80]!r} as {kind[:40]}, but wants {dtype_name(wanted)}; save the model again"
+            )
 
 
-STEP = re.compile(r"step-[0-9]{8,12}\Z")
-INSIDE = "checkpoints"
-POINTERS = ("best", "last")
+# ---- names of folders
+
+
+def folder_path(path: object) -> Path:
+    """``path`` as a Path that the system can be asked about; anything that cannot name a folder is refused."""
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else path
+    if not isinstance(text, str):
+        raise CheckpointError(f"a checkpoint folder is a text or a Path, not {repr_short(path, 60)}; give its name")
+    if not text:
+        raise CheckpointError("the name of the checkpoint folder is empty; '.' is the current folder")
+    odd = next((c for c in text if c == "\0" or "\ud800" <= c <= "\udfff"), None)
+    if odd is not None:
+        kind = "a NUL character" if odd == "\0" else f"the lone surrogate {printable(odd)}"
+        raise CheckpointError(f"{printable(text)[:200]!r} cannot name a folder: it holds {kind}; remove it")
+    return Path(text)
 
 
 def read_pointer(pointer: Path) -> Path | None:
-    """The checkpoint that the file ``RUN/best`` or ``RUN/last`` points to, None where there is no such file.
+    """The checkpoint named by the file ``RUN/best`` or ``RUN/last``; None where there is no such file.
 
     Raises:
-        CheckpointError: what the file holds is not the name of a step.
+        CheckpointError: the file does not hold the name of a step.
     """
     if not os.path.lexists(pointer):
         return None
@@ -290,9 +279,9 @@ def read_pointer(pointer: Path) -> Path | None:
 
 
 def resolve_checkpoint_path(path: str | os.PathLike[str]) -> Path:
-    """The checkpoint folder that ``path`` stands for: of a run its best or, before any validation, its last.
+    """The checkpoint folder that ``path`` stands for: a run's best or, before any validation, its last.
 
-    What is neither a run nor a pointer of one is given back as it is.
+    Any other path is returned as it is.
     """
     path = folder_path(path)
     try:
@@ -301,5 +290,5 @@ def resolve_checkpoint_path(path: str | os.PathLike[str]) -> Path:
         if (path / INSIDE).is_dir() and not (path / "pellucid.json").exists():
             return read_pointer(path / "best") or read_pointer(path / "last") or path
     except OSError:
-        pass  # whoever reads the folder says why it cannot be read
+        pass  # reading the folder will say why it cannot be read
     return path

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pellucid.checkpoints.files import read
-from pellucid.data.records import printable
 from pellucid.errors import CheckpointError
+from pellucid.messages import printable
 
 NAME = "classes.json"
 _LARGEST = 8 * 2**20
 _LONGEST = 1000
 
 
-def write_classes(folder: Path, classes: Sequence[str], wanted: int | None) -> None:
+def write_label_names(folder: Path, classes: Sequence[str], wanted: int | None) -> None:
     """Write the file into ``folder``; nothing where there are no classes.
 
     Raises:
@@ -27,7 +27,7 @@ def write_classes(folder: Path, classes: Sequence[str], wanted: int | None) -> N
         (folder / NAME).write_text(text + "\n", encoding="utf-8")
 
 
-def read_classes(folder: Path, wanted: int | None) -> tuple[str, ...]:
+def read_label_names(folder: Path, wanted: int | None) -> tuple[str, ...]:
     """The names in ``folder``; none where it has no such file.
 
     Raises:

@@ -1,7 +1,7 @@
-"""A config's forward pass in float64, by the readable kernels, from weights that are read part by part.
+"""A config's forward pass in float64, by the reference kernels, from weights that are read part by part.
 
-It says what a checkpoint's forward *is*: the same on every machine to about 1e-12, whatever dtype the weights
-are stored in and whatever dtype or device they will be used in.
+It defines a checkpoint's outputs: the same on every machine to about 1e-12, whatever dtype the weights are stored in
+and whatever dtype or device they will be used in.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from torch.overrides import TorchFunctionMode
 
 from pellucid.batch import IGNORED, Batch
 from pellucid.checkpoints.probe_inputs import splitmix64
-from pellucid.checkpoints.probe_set import WitnessProbe
+from pellucid.checkpoints.probe_set import PROJECTIONS, WitnessProbe
+from pellucid.checkpoints.weights import ReadTensor
 from pellucid.data.objectives import causal
 from pellucid.models import configs
 from pellucid.models.build import build
@@ -27,22 +28,20 @@ from pellucid.models.config import ModelConfig, TransformerConfig
 from pellucid.models.model import Model
 from pellucid.nn.mla import MLA
 
-Read = Callable[[str], Tensor]
-
 SMALL = 2**30
-"""Bytes of float64 weights that are kept while a model is asked; of a larger model one part at a time is."""
+"""Bytes of float64 weights that are kept in memory; of a larger model, one part at a time is read."""
 
 _WHOLE = (MLA,)
-"""Parts that multiply by the weights of their own parts, which are therefore there together."""
+"""Parts that multiply by the weights of their own parts, which are therefore loaded together."""
 
 
 def reference_model(
-    config: ModelConfig, read: Read, tied: Mapping[str, str], dtype: torch.dtype = torch.float64
+    config: ModelConfig, read: ReadTensor, tied: Mapping[str, str], dtype: torch.dtype = torch.float64
 ) -> Model:
-    """The model of ``config``, whose tensors are ``read`` by name when a part needs them, and let go after it.
+    """The model of ``config``, whose tensors are ``read`` by name when a part runs, and released after it.
 
-    The head stays, because the loss looks at it, and the token table, which says where a model is; a small model stays
-    whole.
+    The head stays loaded, because the loss reads it, and the token table, which defines the model's device; of a model
+    of at most :data:`SMALL` bytes, all parts stay.
     """
     model = build(config, device="meta", dtype=dtype, backend="reference").requires_grad_(False)
 
@@ -62,14 +61,14 @@ def reference_model(
             for module in modules:
                 fetch(module, names[module])
         elif modules:
-            _fetch_when_asked(unit[0], modules, names, fetch)
+            _fetch_around_forward(unit[0], modules, names, fetch)
     if config.tie_word_embeddings:
         model.head.weight = model.embed_tokens.weight
     return model
 
 
 def _units(model: Model) -> list[list[nn.Module]]:
-    """All parts of ``model``, those together that must be there together."""
+    """All parts of ``model``, grouped where they must be loaded together."""
     found: list[list[nn.Module]] = []
     inside: set[nn.Module] = set()
     for module in model.modules():
@@ -87,7 +86,7 @@ def _own(module: nn.Module) -> list[tuple[str, Tensor]]:
     ]
 
 
-def _fetch_when_asked(
+def _fetch_around_forward(
     unit: nn.Module,
     modules: Sequence[nn.Module],
     names: Mapping[nn.Module, str],
@@ -109,9 +108,9 @@ def _fetch_when_asked(
 
 
 class DeterministicDropout(TorchFunctionMode):
-    """Dropout whose choice follows from where it happens, not from a generator: alike on every machine.
+    """Dropout whose mask follows from the number of the call, not from a generator: the same on every machine.
 
-    What is dropped where, and how often, is the model's own doing; only the dice are replaced.
+    Where the model drops, and with which probability, stays its own; only the random numbers are replaced.
     """
 
     def __init__(self) -> None:
@@ -127,17 +126,17 @@ class DeterministicDropout(TorchFunctionMode):
         if not active or not p:
             return x
         self._calls += 1
-        dice = splitmix64(np.arange(x.numel(), dtype=np.uint64) + np.uint64(self._calls << 40))
-        kept = torch.from_numpy(dice.astype(np.float64) / 2.0**64 >= p).view(x.shape)
+        numbers = splitmix64(np.arange(x.numel(), dtype=np.uint64) + np.uint64(self._calls << 40))
+        kept = torch.from_numpy(numbers.astype(np.float64) / 2.0**64 >= p).view(x.shape)
         return torch.where(kept, x / (1 - p), torch.zeros((), dtype=x.dtype))
 
 
 @contextmanager
 def scaled_branches(model: Model, gains: Sequence[float]) -> Iterator[None]:
-    """While inside, each row of what enters a branch is multiplied by its gain, and what enters the head.
+    """While active, each row of the input of a branch is multiplied by its gain.
 
-    This happens in the first layer of each stack, and in the first of each other kind of feed-forward network: a
-    whole deep model of large numbers would be chaotic, and what it gives no property of its weights.
+    Branches are those of the first layer of each stack, and of the first layer with each other kind of feed-forward
+    network: a whole deep model of large numbers would be chaotic, and its outputs no property of its weights.
     """
     gains_B11 = torch.tensor(gains, dtype=torch.float64)[:, None, None] if gains else None
 
@@ -165,13 +164,9 @@ def _first_branches(stack: Model) -> list[nn.Module]:
     return list(found)
 
 
-PROJECTIONS = 4
-"""Numbers kept of each output: Σ ±logit / sqrt(V), the signs being bits of ``spread(id)``; up to four logits whole."""
-
-
 @torch.no_grad()
 def probe_outputs(model: Model, probe: WitnessProbe) -> tuple[np.ndarray, float | None, int | None]:
-    """Folded logits, mean loss, and how many labels it counts."""
+    """Projected logits, mean loss, and how many targets it counts."""
     if probe.training:
         try:
             model.train()
@@ -180,24 +175,24 @@ def probe_outputs(model: Model, probe: WitnessProbe) -> tuple[np.ndarray, float 
         finally:
             model.eval()
     found = hidden_states(model, probe)
-    folds = random_projection(model, probe, found).numpy()
-    batch = None if probe.chunks or probe.gains else with_targets(model, probe.batch())
+    outputs = random_projection(model, probe, found).numpy()
+    batch = None if probe.chunks or probe.gains else with_targets(model, probe.batch)
     if batch is None:
-        return folds, None, None
+        return outputs, None, None
     loss = model.head.loss(found[0][1], batch)  # type: ignore[operator]
-    return folds, float(loss.mean()), int(loss.count)
+    return outputs, float(loss.mean()), int(loss.count)
 
 
 def hidden_states(model: Model, probe: WitnessProbe) -> list[tuple[Batch, Tensor]]:
-    """Each piece of the input, and what the layers make of it."""
-    cache = model.new_cache(len(probe.tokens), sum(probe.chunks)) if probe.chunks else None  # type: ignore[operator]
-    pieces = [piece.to(model.device) for piece in (probe.pieces() if probe.chunks else [probe.batch()])]
+    """Each piece of the input, and its hidden states."""
+    cache = model.new_cache(*probe.batch.shape) if probe.chunks else None  # type: ignore[operator]
+    pieces = [piece.to(model.device) for piece in probe.pieces()]
     with scaled_branches(model, probe.gains):
         return [(piece, model(piece, cache=cache, want="hidden").hidden) for piece in pieces]
 
 
 def random_projection(model: Model, probe: WitnessProbe, found: Sequence[tuple[Batch, Tensor]]) -> Tensor:
-    """``[outputs, FOLDS]`` in float64: the logits at the probe's slots, or of its documents, folded."""
+    """``[outputs, PROJECTIONS]`` in float64, on the CPU: the projected logits of the probe's slots or documents."""
     if probe.at is None:
         return _project(torch.cat([_document_logits(model, hidden, piece, probe.gains) for piece, hidden in found]))
     hidden_BTD = scaled(torch.cat([hidden for _, hidden in found], 1), probe.gains)
@@ -206,12 +201,13 @@ def random_projection(model: Model, probe: WitnessProbe, found: Sequence[tuple[B
 
 
 def _document_logits(model: Model, hidden_BTD: Tensor, piece: Batch, gains: Sequence[float]) -> Tensor:
-    """``[C, k]``: what a head says of each document."""
-    said: Tensor = model.head(scaled(hidden_BTD, gains), piece.coordinates())
-    return said
+    """``[C, k]``: a head's outputs for each document."""
+    logits_CK: Tensor = model.head(scaled(hidden_BTD, gains), piece.coordinates())
+    return logits_CK
 
 
 def scaled(hidden_BTD: Tensor, gains: Sequence[float]) -> Tensor:
+    """Each row times its gain, if there are gains."""
     return hidden_BTD * torch.tensor(gains, dtype=hidden_BTD.dtype)[:, None, None] if gains else hidden_BTD
 
 
@@ -226,7 +222,7 @@ def _project(logits_SV: Tensor) -> Tensor:
 
 
 def with_targets(model: Model, batch: Batch) -> Batch | None:
-    """``batch`` with something to predict, in the way of the model's head; None where it cannot be asked a loss."""
+    """``batch`` with targets for the model's head; None where it can have none."""
     assert isinstance(model.config, ModelConfig)
     real, documents = batch.segments != 0, torch.arange(batch.documents)
     match model.config.head:
@@ -249,7 +245,7 @@ def with_targets(model: Model, batch: Batch) -> Batch | None:
 
 @torch.no_grad()
 def stream_dtypes(model: Model, probe: WitnessProbe) -> tuple[str, ...]:
-    """The type of the stream behind each layer, an encoder's first; of a model in a narrow type."""
+    """The dtype of the residual stream after each layer, an encoder's first."""
     found: list[str] = []
 
     def note(_: nn.Module, __: object, x_BTD: Tensor) -> None:
@@ -258,5 +254,5 @@ def stream_dtypes(model: Model, probe: WitnessProbe) -> tuple[str, ...]:
     with ExitStack() as hooks:
         for block in dict.fromkeys(block for stack in model.stacks for block in stack.layers):
             hooks.callback(block.register_forward_hook(note).remove)
-        model(probe.batch(), want="hidden")
+        model(probe.batch, want="hidden")
     return tuple(found)

@@ -1,8 +1,8 @@
-"""Models to folders and back. A folder appears whole or not at all; nothing in it is unpickled or run."""
+"""Models to folders and back. A folder appears whole or not at all; nothing in it is unpickled or executed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -13,23 +13,25 @@ from torch import Tensor, nn
 from pellucid.checkpoints.contract import Contract, TextContract, config_of, contract_of, stored_tensors
 from pellucid.checkpoints.files import digest, new_folder, write_text
 from pellucid.checkpoints.fingerprint import check_live, witness_of
-from pellucid.checkpoints.folder import BESIDE, CONTRACT, TEMPLATE, TOKENIZER, Check, Folder, open_folder
-from pellucid.checkpoints.label_names import write_classes
+from pellucid.checkpoints.folder import (
+    BESIDE,
+    CONTRACT,
+    TEMPLATE,
+    TOKENIZER,
+    Check,
+    Folder,
+    folder_path,
+    open_folder,
+)
+from pellucid.checkpoints.label_names import write_label_names
 from pellucid.checkpoints.load_report import LoadReport
 from pellucid.checkpoints.tokenizer_fingerprint import tokenizer_fingerprint
-from pellucid.checkpoints.validate import (
-    device_of,
-    float_type,
-    folder_path,
-    repr_short,
-    shard_size,
-    template_of,
-    tokenizer_of,
-)
-from pellucid.checkpoints.weights import SINGLE, write_weights
+from pellucid.checkpoints.weights import DTYPES, SINGLE, dtype_name, write_weights
 from pellucid.data.chat import ChatTemplate
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import CheckpointError
+from pellucid.messages import repr_short
+from pellucid.models.build import why_unusable
 from pellucid.models.model import Model
 from pellucid.probe import Probe
 
@@ -55,7 +57,7 @@ Proof = Literal["witness", "digests"]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A folder, read: model in eval mode, tokenizer if there is one, contract, and what was loaded."""
+    """A folder that was read: model in eval mode, tokenizer if there is one, contract, and what was loaded."""
 
     model: Model
     tokenizer: Tokenizer | None
@@ -63,10 +65,10 @@ class Checkpoint:
     report: LoadReport
     chat_template: ChatTemplate | None = None
     classes: tuple[str, ...] = ()
-    """What a classifier's logits stand for, where the folder names it."""
+    """The names of a classifier's outputs, if the folder has them."""
 
     def probe(self) -> Probe:
-        """How an audit asks this checkpoint's model."""
+        """How audits call this checkpoint's model."""
         return self.model.probe()
 
 
@@ -80,14 +82,18 @@ def save(
     max_shard_bytes: int | None = None,
     prove: Proof = "witness",
 ) -> None:
-    """Write ``model`` (and what its text needs) as a new folder. An existing target is refused, whatever it is.
+    """Write ``model``, and what its text needs, as a new folder.
 
-    ``max_shard_bytes`` spreads the weights over files of that size, with an index. A chat template is tried on a few
-    small chats first. ``classes`` names what a classifier's logits stand for.
-
-    ``prove="witness"`` computes what the weights give on the contract's probes and stores it, so that
-    ``check="witness"`` can compare it later. ``prove="digests"`` stores SHA-256 digests only, made while the files are
-    written: for checkpoints that a run writes often.
+    Args:
+        path: The new folder. An existing target is refused, whatever it is.
+        model: A model of :func:`pellucid.build`; its forward must be the one that its config describes.
+        tokenizer: Written as ``tokenizer.json``.
+        chat_template: Written as ``chat_template.jinja``, after it was tried on a few small chats.
+        classes: The names of a classifier's outputs.
+        max_shard_bytes: The largest size of one file of weights; several files get an index.
+        prove: ``"witness"`` computes the model's outputs on the contract's probes and stores them, so that
+            ``check="witness"`` can compare them later. ``"digests"`` only stores SHA-256 digests, computed while the
+            files are written: for checkpoints that a run writes often.
 
     Raises:
         CheckpointError: the target exists, the disk refuses, or the model is not what its config describes.
@@ -116,10 +122,10 @@ def write(
 ) -> None:
     """Write a checkpoint's files into ``folder``, which the caller completes (see :func:`new_folder`).
 
-    A file of :data:`~pellucid.checkpoints.folder.BESIDE` that lies in ``folder`` already gets its digest.
+    Arguments are those of :func:`save`. A file of :data:`~pellucid.checkpoints.folder.BESIDE` that is in ``folder``
+    already gets its digest.
     """
-    most = shard_size(max_shard_bytes)  # refuse before the first byte
-    tokenizer, template = tokenizer_of(tokenizer), template_of(chat_template)
+    template = _check_arguments(tokenizer, chat_template, max_shard_bytes, prove)  # before the first byte is written
     config = config_of(model)
     text = None if tokenizer is None else TextContract.of(tokenizer, config)
     stored, tied = stored_tensors(model)
@@ -127,27 +133,30 @@ def write(
     if prove == "witness":
         witness = witness_of(config, lambda name: stored[name].detach(), tied)
         check_live(model, config, witness)
-    elif prove != "digests":
-        raise CheckpointError(f"prove is {repr_short(prove)}; choose witness or digests")
     if template is not None:
-        _write_template(folder / TEMPLATE, template, tokenizer)
+        if tokenizer is None:
+            raise CheckpointError("a chat template was given without the tokenizer whose tokens it writes; give both")
+        (folder / TEMPLATE).write_bytes(template.text.encode("utf-8"))  # bytes: line ends stay as they are
     elif (folder / TEMPLATE).exists():
         template = ChatTemplate.load(folder / TEMPLATE)
     if tokenizer is not None:
         if witness is not None:
             witness = witness.model_copy(update={"text": tokenizer_fingerprint(tokenizer, template)})
         tokenizer.save(folder / TOKENIZER)
-    write_classes(folder, classes, getattr(config.head, "num_labels", None))
-    digests = write_weights(folder, stored, most)
+    write_label_names(folder, classes, getattr(config.head, "num_labels", None))
+    digests = write_weights(folder, stored, max_shard_bytes)
     digests |= {name: digest(folder / name) for name in BESIDE if (folder / name).exists()}
     contract = contract_of(model, config, text=text, digests=digests, witness=witness)
     (folder / CONTRACT).write_text(contract.to_text(), encoding="utf-8")
 
 
 def add_witness(path: Path, model: nn.Module, tokenizer: Tokenizer | None = None) -> None:
-    """Give the contract of a folder that was saved with ``prove="digests"`` the witness of ``model``, its own.
+    """Add a witness to a folder that was saved with ``prove="digests"`` from ``model`` and ``tokenizer``.
 
-    Nothing is done where there is one already. The contract is replaced in one step.
+    A folder that has one already stays as it is. The contract is replaced in one step.
+
+    Raises:
+        CheckpointError: the disk refuses, or the model is not what its config describes.
     """
     folder = open_folder(path)
     if folder.contract.witness is not None:
@@ -167,70 +176,109 @@ def load(
     dtype: torch.dtype | str | None = None,
     check: Check = "headers",
 ) -> Checkpoint:
-    """Read a folder that :func:`save` wrote; its headers are held against the contract before a tensor is read.
+    """Read a folder that :func:`save` wrote; its headers are compared with the contract before a tensor is read.
 
-    ``dtype`` (one of :data:`~pellucid.checkpoints.validate.DTYPES`, or its name) casts the weights, but those of
-    routers never below float32; the report says which. ``check="digests"`` also hashes the weights, and
-    ``check="witness"`` also asks the contract's probes (see :mod:`~pellucid.checkpoints.folder` for what that costs);
-    without either, weights whose bytes were changed under headers that still fit are loaded as they are. On the CPU
-    the weights are mapped from the file, privately: changing them never changes the file.
+    Args:
+        path: The folder, or a run's folder, ``RUN/best`` or ``RUN/last``.
+        device: Where the weights go. On the CPU they are mapped from the file, privately: changing them never changes
+            the file.
+        dtype: One of :data:`~pellucid.checkpoints.weights.DTYPES` or its name. Weights are cast to it, but those of
+            routers never below float32; the report says which.
+        check: ``"digests"`` also hashes the weights, and ``"witness"`` also runs the contract's probes (see
+            :mod:`~pellucid.checkpoints.folder` for the cost). At ``"headers"``, weights that were changed under headers
+            that still fit are loaded as they are.
 
     Raises:
         LoadError: a tensor is missing, surplus, or of another shape or dtype; ``error.report`` names all.
-        WitnessError: the weights do not give what they gave.
+        WitnessError: the outputs are not those that the model had.
         MismatchError: the folder is not what its contract says in another way; the base of these two.
         CheckpointError: the folder is incomplete or damaged; the base of all.
     """
-    kind, place = float_type(dtype), device_of(device)
+    kind, place = _float_type(dtype), _usable_device(device)
     folder = open_folder(path, kind)
     model, _ = folder.check(check)
-    _fill(model if kind is None else model.to(kind), folder, place, kind)
+    _load_tensors(model if kind is None else model.to(kind), folder, place, kind)
     return Checkpoint(model.eval(), folder.tokenizer, folder.contract, folder.report, folder.template, folder.classes)
 
 
-def _write_template(path: Path, template: ChatTemplate, tokenizer: Tokenizer | None) -> None:
-    if tokenizer is None:
-        raise CheckpointError("a chat template was given without the tokenizer whose tokens it writes; give both")
-    path.write_bytes(template.text.encode("utf-8"))  # bytes: a line's end stays what it is
+def _load_tensors(model: nn.Module, folder: Folder, device: torch.device, dtype: torch.dtype | None) -> None:
+    """Replace the model's meta tensors by those of the files; a tied tensor stays one parameter.
 
-
-def _fill(model: nn.Module, folder: Folder, device: torch.device, dtype: torch.dtype | None) -> None:
-    """Put the files' tensors in the place of the model's blank ones; a tied tensor stays one parameter.
-
-    With a ``dtype``, each gets the type that its blank one has: routers stay wide in a narrow model.
+    With a ``dtype``, each gets the dtype of its meta tensor: routers stay float32 in a narrow model.
     """
-    names = _names(folder.places, folder.contract.tied)
+    blanks = model.state_dict(keep_vars=True)
+    state: dict[str, Tensor] = {}
     with folder.weights.opened() as read:
-        for owner, place in folder.places.items():
-            tensor = read(place)
-            wanted = tensor.dtype if dtype is None else _at(model, owner).dtype
+        for name, place in folder.places.items():
+            tensor, blank = read(place), blanks[name]
             try:
-                moved = tensor.to(device=device, dtype=wanted)
+                moved = tensor.to(device=device, dtype=tensor.dtype if dtype is None else blank.dtype)
             except (RuntimeError, TypeError) as error:  # too little memory, or a device without that type
                 reason = " ".join(str(error).split())[:200]
-                raise CheckpointError(f"{owner!r} cannot be put on {device}: {reason}; choose another") from error
-            _assign(model, names[owner], moved)
+                raise CheckpointError(f"{name!r} cannot be put on {device}: {reason}; choose another") from error
+            state[name] = nn.Parameter(moved, blank.requires_grad) if isinstance(blank, nn.Parameter) else moved
+    state |= {alias: state[owner] for alias, owner in folder.contract.tied.items()}
+    model.load_state_dict(state, assign=True)
     left = [n for n, t in (*model.named_parameters(), *model.named_buffers()) if t.is_meta]
     assert not left, f"nothing was loaded into {left}"
 
 
-def _names(places: Mapping[str, str], tied: Mapping[str, str]) -> dict[str, list[str]]:
-    names = {owner: [owner] for owner in places}
-    for alias, owner in tied.items():
-        names[owner].append(alias)
-    return names
+# ---- arguments
 
 
-def _at(model: nn.Module, name: str) -> Tensor:
-    parent, _, leaf = name.rpartition(".")
-    tensor: Tensor = getattr(model.get_submodule(parent), leaf)
-    return tensor
+def _check_arguments(
+    tokenizer: object, template: object, max_shard_bytes: object, prove: object
+) -> ChatTemplate | None:
+    """Refuse wrong arguments of :func:`save`; returns the chat template."""
+    if prove not in ("witness", "digests"):
+        raise CheckpointError(f"prove is {_shown(prove)}; choose witness or digests")
+    if max_shard_bytes is not None and (type(max_shard_bytes) is not int or max_shard_bytes < 1):
+        raise CheckpointError(
+            f"max_shard_bytes is {_shown(max_shard_bytes)}, but must be a whole number of at least 1; "
+            "leave it out for a single file"
+        )
+    if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
+        raise CheckpointError(
+            f"tokenizer is {_shown(tokenizer)}, but a pellucid.Tokenizer is wanted; "
+            "Tokenizer.load reads a tokenizer.json"
+        )
+    if template is None or isinstance(template, ChatTemplate):
+        return template
+    if not isinstance(template, str):
+        raise CheckpointError(
+            f"chat_template is {_shown(template)}, but a ChatTemplate or its text is wanted; "
+            "ChatTemplate.load reads a file"
+        )
+    return ChatTemplate(template)
 
 
-def _assign(model: nn.Module, names: list[str], tensor: Tensor) -> None:
-    blank = _at(model, names[0])
-    if isinstance(blank, nn.Parameter):
-        tensor = nn.Parameter(tensor, requires_grad=blank.requires_grad)
-    for name in names:
-        parent, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(parent), leaf, tensor)
+def _float_type(dtype: object) -> torch.dtype | None:
+    """``dtype``, or the one of that name."""
+    if dtype is None:
+        return None
+    found = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    if not isinstance(found, torch.dtype) or found not in DTYPES.values():
+        raise CheckpointError(f"dtype is {_shown(dtype)}, but weights can be {', '.join(DTYPES)}; choose one of these")
+    return found
+
+
+def _usable_device(device: object) -> torch.device:
+    """``device``, if tensors can be put there."""
+    try:
+        if not isinstance(device, str | torch.device):
+            raise TypeError(device)
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise CheckpointError(
+            f"device is {_shown(device)}, but a device like 'cpu' or 'cuda:0' is wanted; leave it out for the CPU"
+        ) from error
+    if found.type == "meta":
+        raise CheckpointError("device is 'meta', which holds no weights; build(config, device='meta') needs no folder")
+    if found.type != "cpu" and (reason := why_unusable(found)):
+        raise CheckpointError(f"device is {str(found)!r}, which cannot be used here: {reason}; choose cpu")
+    return found
+
+
+def _shown(value: object) -> str:
+    """``value`` on one short line."""
+    return dtype_name(value) if isinstance(value, torch.dtype) else " ".join(repr_short(value, 60).split())

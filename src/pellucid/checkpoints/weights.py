@@ -1,7 +1,8 @@
-"""The weights of a folder: one file, or several with an index that says which tensor lies where.
+"""The weights of a folder: safetensors files, alone or with an index that says which tensor lies in which file.
 
-The index is the one Hugging Face writes. It comes from outside like everything else: it may name only files of
-the folder itself, and each tensor must lie in the one file that the index gives for it.
+Files come from outside. Their headers are checked before a byte of a tensor is read: ``safetensors`` refuses sizes,
+types and offsets that disagree; refused here are what it lets pass, such as a name that is given twice. An index is the
+one Hugging Face writes; it may only name files of its own folder, and each tensor must lie in the file that it gives.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -23,13 +24,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pellucid.checkpoints.files import digest, open_regular, read_json, reject_duplicate_keys
-from pellucid.data.records import printable
 from pellucid.errors import CheckpointError
+from pellucid.messages import join_some, printable
 
-LONGEST_HEADER = 8 * 2**20
-"""Bytes of header that are read at most: room for some 75 000 tensors."""
-
-MOST_AXES = 8
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+"""The types that weights may have, by name."""
 
 SAFETENSORS_DTYPES = {
     "F64": torch.float64,
@@ -43,11 +43,23 @@ SAFETENSORS_DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+"""The types that are read, by their names in a header."""
+
+LONGEST_HEADER = 8 * 2**20
+"""Bytes of header that are read at most: enough for about 75,000 tensors."""
+
 _CODES = {dtype: code for code, dtype in SAFETENSORS_DTYPES.items()}
+_MAX_AXES = 8
+_LARGEST_INDEX = 8 * 2**20
+_MAX_SHARDS = 1000
+_PICKLES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
+_SHARD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,150}\.safetensors")
+
+ReadTensor = Callable[[str], Tensor]
 
 
 class TensorSpec(NamedTuple):
-    """What a tensor must look like; ``dtype`` is the name after ``torch.``."""
+    """Shape and dtype of a tensor; ``dtype`` is the name after ``torch.``."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -56,100 +68,28 @@ class TensorSpec(NamedTuple):
         return f"{self.dtype}{list(self.shape)}"
 
     @property
-    def itemsize(self) -> int:
-        """Bytes of one number."""
+    def nbytes(self) -> int:
+        """Bytes of the whole tensor."""
         dtype: torch.dtype = getattr(torch, self.dtype)
-        return dtype.itemsize
+        return prod(self.shape) * dtype.itemsize
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> TensorSpec:
+    def of(cls, tensor: Tensor) -> TensorSpec:
         """The shape and dtype of ``tensor``."""
-        return cls(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+        return cls(tuple(tensor.shape), dtype_name(tensor.dtype))
 
 
-def read_header(path: Path) -> dict[str, TensorSpec]:
-    """Shape and dtype of every tensor in the file, or a :class:`CheckpointError` saying what is wrong."""
-    with open_regular(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        text = _header_bytes(path, size, file.read(8), file.read)
-    try:
-        header = json.loads(text, object_pairs_hook=reject_duplicate_keys)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} has a header that is no JSON ({str(error)[:200]}); it is damaged") from error
-    if not isinstance(header, dict):
-        raise CheckpointError(f"{path} has a header that is not a mapping; the file is damaged")
-    header.pop("__metadata__", None)
-    spans = {name: _entry(path, name, entry) for name, entry in header.items()}
-    _check_spans(path, spans, size - 8 - len(text))
-    return {name: spec for name, (spec, _, _) in spans.items()}
+def dtype_name(dtype: torch.dtype) -> str:
+    """``float32`` for ``torch.float32``."""
+    return str(dtype).removeprefix("torch.")
 
 
-def _header_bytes(path: Path, size: int, prefix: bytes, read: Any) -> bytes:
-    if not size:
-        raise CheckpointError(f"{path} is empty; it was never written to its end: copy it again")
-    length = int.from_bytes(prefix, "little")
-    if len(prefix) < 8 or length > size - 8:
-        raise CheckpointError(
-            f"{path} has {size} bytes but promises a header of {length}; it is cut short or not safetensors"
-        )
-    if length > LONGEST_HEADER:
-        raise CheckpointError(f"{path} has a header of {length} bytes; at most {LONGEST_HEADER} are read")
-    text = read(length)
-    assert isinstance(text, bytes)
-    if len(text) != length:
-        raise CheckpointError(f"{path} became shorter while it was read; copy it again")
-    return text
-
-
-def _entry(path: Path, name: str, entry: Any) -> tuple[TensorSpec, int, int]:
-    """One tensor's spec and its span of bytes, of consistent size."""
-    match entry:
-        case {"dtype": str(code), "shape": [*shape], "data_offsets": [start, stop], **rest} if not rest:
-            numbers = [*shape, start, stop]
-            if code not in SAFETENSORS_DTYPES:
-                raise CheckpointError(
-                    f"{path} holds tensor {name[:80]!r} in the unsupported type {code[:40]!r}; "
-                    f"convert it to one of {', '.join(SAFETENSORS_DTYPES)}"
-                )
-            whole = all(type(number) is int and 0 <= number < 2**63 for number in numbers)
-            if whole and len(shape) <= MOST_AXES and prod(shape) * SAFETENSORS_DTYPES[code].itemsize == stop - start:
-                return TensorSpec(tuple(shape), str(SAFETENSORS_DTYPES[code]).removeprefix("torch.")), start, stop
-    raise CheckpointError(
-        f"{path} describes tensor {name[:80]!r} by {str(entry)[:120]}, whose type, shape and size disagree; "
-        "the file is damaged or of an unknown kind"
-    )
-
-
-def _check_spans(path: Path, spans: dict[str, tuple[TensorSpec, int, int]], size: int) -> None:
-    """The tensors must cover the data exactly: no overlap, no hole, no rest."""
-    end = 0
-    for name, (_, start, stop) in sorted(spans.items(), key=lambda item: item[1][1:]):
-        if start > end:
-            raise CheckpointError(
-                f"{path} holds bytes {end} to {start} before tensor {name[:80]!r} that belong to none; "
-                "a tensor is missing from its header, or it is damaged"
-            )
-        if start < end:
-            raise CheckpointError(
-                f"{path} places tensor {name[:80]!r} at byte {start}, but the one before ends at {end}; "
-                "tensors must not overlap: it is damaged"
-            )
-        end = stop
-    if end != size:
-        why = "a tensor is missing from its header, or it is damaged" if end < size else "it is cut short"
-        raise CheckpointError(f"{path} holds {size} bytes of data but its tensors need {end}; {why}")
-
-
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-_LARGEST_INDEX = 8 * 2**20
-_MOST_SHARDS = 1000
-_PICKLES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
-_SHARD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,150}\.safetensors")
+# ---- reading
 
 
 @dataclass(frozen=True)
 class Weights:
-    """What the headers say: each tensor's shape and dtype, and its file."""
+    """Checked headers: each tensor's shape and dtype, and the file that holds it."""
 
     header: Mapping[str, TensorSpec]
     places: Mapping[str, Path]
@@ -157,42 +97,160 @@ class Weights:
     """All files of the weights, the index first."""
 
     @contextmanager
-    def opened(self) -> Iterator[Reader]:
-        """A reader of single tensors, each mapped from its file and private to whoever asked."""
+    def opened(self) -> Iterator[ReadTensor]:
+        """A function from a name to that tensor on the CPU, mapped privately from a file opened when first needed."""
+        opened: dict[Path, Any] = {}
         with ExitStack() as stack:
-            yield Reader(self, stack)
+
+            def read(name: str) -> Tensor:
+                path = self.places[name]
+                try:
+                    if path not in opened:
+                        opened[path] = stack.enter_context(safe_open(path, framework="pt"))
+                    tensor: Tensor = opened[path].get_tensor(name)
+                except (OSError, SafetensorError) as error:
+                    raise CheckpointError(f"cannot read {path}: {error}") from error
+                return tensor
+
+            yield read
 
 
-class Reader:
-    """``reader(name)`` is that tensor on the CPU; a file is opened when it is first needed."""
+def read_weights(folder: Path) -> Weights:
+    """The checked headers of a folder's weights, in one file or in several."""
+    _refuse_pickles(folder)
+    single, index = folder / SINGLE, folder / INDEX
+    if not (index.exists() or index.is_symlink()):
+        _refuse_other_weights(folder, [single], "which is no part of its weights")
+        header = read_header(single)
+        return Weights(header, dict.fromkeys(header, single), (single,))
+    places, size = _read_index(index)
+    files = [folder / name for name in dict.fromkeys(places.values())]
+    _refuse_other_weights(folder, files, f"which {INDEX} does not name")
+    headers = {path: read_header(path) for path in files}
+    _compare_index(index, places, headers)
+    header = {name: headers[folder / file][name] for name, file in places.items()}
+    found = sum(spec.nbytes for spec in header.values())
+    if size != found:
+        raise CheckpointError(
+            f"{index} has a metadata.total_size of {size}, but its tensors have {found} bytes; copy it again"
+        )
+    return Weights(header, {name: folder / file for name, file in places.items()}, (index, *files))
 
-    def __init__(self, weights: Weights, stack: ExitStack) -> None:
-        self._weights = weights
-        self._stack = stack
-        self._open: dict[Path, safe_open] = {}
 
-    def __call__(self, name: str) -> Tensor:
-        path = self._weights.places[name]
-        try:
-            if path not in self._open:
-                self._open[path] = self._stack.enter_context(safe_open(path, framework="pt"))
-            tensor: Tensor = self._open[path].get_tensor(name)
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"cannot read {path}: {error}") from error
-        return tensor
+def read_header(path: Path) -> dict[str, TensorSpec]:
+    """Shape and dtype of every tensor in a safetensors file.
+
+    Raises:
+        CheckpointError: the file is not regular, cut short, damaged, or has a header that contradicts itself.
+    """
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if not size:
+            raise CheckpointError(f"{path} is empty; it was not written completely: copy it again")
+        prefix = file.read(8)
+        length = int.from_bytes(prefix, "little")
+        if len(prefix) < 8 or length > size - 8:
+            raise CheckpointError(
+                f"{path} has {size} bytes but promises a header of {length}; it is cut short or not safetensors"
+            )
+        if length > LONGEST_HEADER:
+            raise CheckpointError(f"{path} has a header of {length} bytes; at most {LONGEST_HEADER} are read")
+        text = file.read(length)
+    try:
+        with safe_open(path, framework="pt"):  # refuses overlaps, holes, and sizes that disagree
+            header = json.loads(text, object_pairs_hook=reject_duplicate_keys)
+    except (OSError, SafetensorError, ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"{path} is not a whole safetensors file ({printable(str(error))[:200]}); it is cut short or damaged: "
+            "copy it again"
+        ) from error
+    header.pop("__metadata__", None)
+    return {name: _spec(path, name, **entry) for name, entry in header.items()}
 
 
-def write_weights(folder: Path, tensors: Mapping[str, Tensor], most: int | None = None) -> dict[str, str]:
+def _spec(
+    path: Path, name: str, /, dtype: str, shape: list[int], data_offsets: object, **surplus: object
+) -> TensorSpec:
+    """One entry of a header, less what the library lets pass."""
+    if dtype not in SAFETENSORS_DTYPES:
+        raise CheckpointError(
+            f"{path} holds tensor {name[:80]!r} in the unsupported type {dtype[:40]!r}; "
+            f"convert it to one of {', '.join(SAFETENSORS_DTYPES)}"
+        )
+    if surplus or len(shape) > _MAX_AXES:
+        what = f"the unknown key {next(iter(surplus))[:80]!r}" if surplus else f"{len(shape)} axes"
+        raise CheckpointError(
+            f"{path} describes tensor {name[:80]!r} with {what}, but only dtype, data_offsets and a shape of at most "
+            f"{_MAX_AXES} axes are read; write the file again"
+        )
+    return TensorSpec(tuple(shape), dtype_name(SAFETENSORS_DTYPES[dtype]))
+
+
+def _read_index(path: Path) -> tuple[dict[str, str], float]:
+    """Tensor names and the names of their files, which can only lie in the folder of the index; bytes in all."""
+    data = read_json(path, _LARGEST_INDEX)
+    places = data.get("weight_map")
+    if not isinstance(places, dict) or not places or set(data) - {"metadata", "weight_map"}:
+        raise CheckpointError(f"{path} is not an index: it needs a weight_map from tensors to files, and nothing else")
+    metadata = data.get("metadata")
+    size = metadata.get("total_size") if isinstance(metadata, dict) else None
+    if not isinstance(size, int | float) or isinstance(size, bool):
+        raise CheckpointError(f"{path} has the metadata.total_size {size!r:.60}, but a number is wanted: copy it again")
+    names = dict.fromkeys(value if isinstance(value, str) else repr(value) for value in places.values())
+    for name in names:
+        if not _SHARD.fullmatch(name):
+            raise CheckpointError(
+                f"{path} names the file {name[:80]!r}; an index may only name .safetensors files of its own folder"
+            )
+    if len(names) > _MAX_SHARDS:
+        raise CheckpointError(f"{path} names {len(names)} files; at most {_MAX_SHARDS} are read")
+    return places, size
+
+
+def _compare_index(index: Path, places: Mapping[str, str], headers: Mapping[Path, Mapping[str, TensorSpec]]) -> None:
+    """Each tensor lies in the file that the index gives, in no other, and nothing else does."""
+    for name, file in places.items():
+        if name not in headers[index.parent / file]:
+            raise CheckpointError(f"{index} places tensor {name[:80]!r} in {file}, which does not hold it")
+    for path, header in headers.items():
+        for name in header:
+            if places.get(name) != path.name:
+                has = f"places it in {places[name]}" if name in places else "does not name it"
+                raise CheckpointError(f"{path} holds tensor {name[:80]!r}, but {index.name} {has}")
+
+
+def _refuse_pickles(folder: Path) -> None:
+    """A pickle would be ignored silently, or opened by somebody who takes it for the weights."""
+    if found := sorted(printable(path.name) for path in folder.iterdir() if path.suffix.lower() in _PICKLES):
+        raise CheckpointError(
+            f"{folder} holds {join_some(found, 1)[:100]}, which may be a pickle and is never opened; "
+            f"remove it, the weights belong in {SINGLE}"
+        )
+
+
+def _refuse_other_weights(folder: Path, files: list[Path], why: str) -> None:
+    """Weights that lie beside those that are read would be ignored silently."""
+    others = {*folder.glob("model*.safetensors"), *folder.glob("model*.index.json")} - {*files, folder / INDEX}
+    if others:
+        raise CheckpointError(
+            f"{folder} also holds {join_some(sorted(path.name for path in others), 1)}, {why}; remove it"
+        )
+
+
+# ---- writing
+
+
+def write_weights(folder: Path, tensors: Mapping[str, Tensor], max_bytes: int | None = None) -> dict[str, str]:
     """Write ``tensors`` into ``folder``; returns the SHA-256 of each file by its name.
 
-    With ``most`` bytes a file, they are spread over as few as their order allows, with an index; a larger tensor
+    With ``max_bytes`` a file, they are spread over as few files as their order allows, with an index; a larger tensor
     gets a file of its own.
     """
-    shards = [dict(tensors)] if most is None else _shared_out(tensors, most)
+    shards = [dict(tensors)] if max_bytes is None else _split(tensors, max_bytes)
     if len(shards) == 1:
         return {SINGLE: write_tensors(folder / SINGLE, shards[0])}
-    if len(shards) > _MOST_SHARDS:
-        raise CheckpointError(f"max_shard_bytes {most} gives {len(shards)} files, at most {_MOST_SHARDS}; raise it")
+    if len(shards) > _MAX_SHARDS:
+        raise CheckpointError(f"max_shard_bytes {max_bytes} gives {len(shards)} files, at most {_MAX_SHARDS}; raise it")
     names = [f"model-{number:05}-of-{len(shards):05}.safetensors" for number in range(1, len(shards) + 1)]
     digests = {name: write_tensors(folder / name, shard) for name, shard in zip(names, shards, strict=True)}
     index = {
@@ -203,45 +261,15 @@ def write_weights(folder: Path, tensors: Mapping[str, Tensor], most: int | None 
     return {INDEX: digest(folder / INDEX), **digests}
 
 
-def read_weights(folder: Path) -> Weights:
-    """The checked headers of a folder's weights, whether in one file or in several."""
-    _refuse_pickles(folder)
-    single, index = folder / SINGLE, folder / INDEX
-    if not (index.exists() or index.is_symlink()):
-        _refuse_others(folder, [single], "which is no part of its weights")
-        header = read_header(single)
-        return Weights(header, dict.fromkeys(header, single), (single,))
-    places, size = _read_index(index)
-    files = [folder / name for name in dict.fromkeys(places.values())]
-    _refuse_others(folder, files, f"which {INDEX} does not name")
-    headers = {path: read_header(path) for path in files}
-    _compare(index, places, headers)
-    header = {name: headers[folder / file][name] for name, file in places.items()}
-    found = sum(prod(spec.shape) * spec.itemsize for spec in header.values())
-    if size != found:
-        raise CheckpointError(
-            f"{index} has a metadata.total_size of {size}, but its tensors have {found} bytes; copy it again"
-        )
-    return Weights(header, {name: folder / file for name, file in places.items()}, (index, *files))
-
-
-def _shared_out(tensors: Mapping[str, Tensor], most: int) -> list[dict[str, Tensor]]:
-    shards: list[dict[str, Tensor]] = [{}]
-    room = most
-    for name, tensor in tensors.items():
-        if tensor.nbytes > room and shards[-1]:
-            shards.append({})
-            room = most
-        shards[-1][name] = tensor
-        room -= tensor.nbytes
-    return shards
-
-
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
     """Write a safetensors file and return its SHA-256, which a second thread computes meanwhile.
 
-    Tensors may lie on any device and need not be contiguous; one at a time is copied, where it must be. The layout is
-    that of ``safetensors.torch.save_file``: wide types first, then by name, and a header of a multiple of 8 bytes.
+    Tensors may be on any device and need not be contiguous; only one of them is copied at a time, if it must be. The
+    layout is that of ``safetensors.torch.save_file``: wide types first, then by name, and a header of a multiple of
+    8 bytes.
+
+    Raises:
+        OSError: the disk refuses.
     """
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
@@ -262,55 +290,13 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
     return whole.hexdigest()
 
 
-def _read_index(path: Path) -> tuple[dict[str, str], float]:
-    """Tensor names and the names of their files, which can only lie in the folder of the index; bytes in all."""
-    data = read_json(path, _LARGEST_INDEX)
-    places = data.get("weight_map")
-    if not isinstance(places, dict) or not places or set(data) - {"metadata", "weight_map"}:
-        raise CheckpointError(f"{path} is not an index: it needs a weight_map from tensors to files, and nothing else")
-    metadata = data.get("metadata")
-    size = metadata.get("total_size") if isinstance(metadata, dict) else None
-    if not isinstance(size, int | float) or isinstance(size, bool):
-        raise CheckpointError(f"{path} has the metadata.total_size {size!r:.60}, but a number is wanted: copy it again")
-    for name in dict.fromkeys(map(_text, places.values())):
-        if not _SHARD.fullmatch(name):
-            raise CheckpointError(
-                f"{path} names the file {name[:80]!r}; an index may only name .safetensors files of its own folder"
-            )
-    if len(set(places.values())) > _MOST_SHARDS:
-        raise CheckpointError(f"{path} names {len(set(places.values()))} files; at most {_MOST_SHARDS} are read")
-    return places, size
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else repr(value)
-
-
-def _refuse_pickles(folder: Path) -> None:
-    """A pickle would be passed over in silence, or opened by somebody who takes it for the weights."""
-    if found := sorted(path.name for path in folder.iterdir() if path.suffix.lower() in _PICKLES):
-        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-        raise CheckpointError(
-            f"{folder} holds {printable(found[0])[:80]}{more}, which may be a pickle and is never opened; "
-            f"remove it, the weights belong in {SINGLE}"
-        )
-
-
-def _refuse_others(folder: Path, files: list[Path], why: str) -> None:
-    """Weights that lie beside those that are read would be passed over in silence."""
-    others = sorted({*folder.glob("model*.safetensors"), *folder.glob("model*.index.json")} - {*files, folder / INDEX})
-    if others:
-        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
-        raise CheckpointError(f"{folder} also holds {others[0].name}{more}, {why}; remove it")
-
-
-def _compare(index: Path, places: Mapping[str, str], headers: Mapping[Path, Mapping[str, TensorSpec]]) -> None:
-    """Each tensor lies in the file that the index gives, in no other, and nothing else does."""
-    for name, file in places.items():
-        if name not in headers[index.parent / file]:
-            raise CheckpointError(f"{index} places tensor {name[:80]!r} in {file}, which does not hold it")
-    for path, header in headers.items():
-        for name in header:
-            if places.get(name) != path.name:
-                told = f"places it in {places[name]}" if name in places else "does not name it"
-                raise CheckpointError(f"{path} holds tensor {name[:80]!r}, but {index.name} {told}")
+def _split(tensors: Mapping[str, Tensor], max_bytes: int) -> list[dict[str, Tensor]]:
+    shards: list[dict[str, Tensor]] = [{}]
+    room = max_bytes
+    for name, tensor in tensors.items():
+        if tensor.nbytes > room and shards[-1]:
+            shards.append({})
+            room = max_bytes
+        shards[-1][name] = tensor
+        room -= tensor.nbytes
+    return shards

@@ -56,7 +56,7 @@ def _as_data(folder: Folder) -> dict[str, Any]:
 
 
 def _summary(folder: Folder) -> Table:
-    """What one asks first, in a few lines."""
+    """The most important facts, in a few lines."""
     from pellucid.records import Table
 
     contract = folder.contract
@@ -97,9 +97,9 @@ def _layer(layer: str | LayerConfig) -> str:
     """A layer: its rule, and what it has of its own."""
     if isinstance(layer, str):
         return layer
-    said = layer.model_dump(mode="json", exclude_none=True)
+    fields = layer.model_dump(mode="json", exclude_none=True)
     own = [
-        f"{name} {part['kind'] if isinstance(part, dict) else part}" for name, part in said.items() if name != "rule"
+        f"{name} {part['kind'] if isinstance(part, dict) else part}" for name, part in fields.items() if name != "rule"
     ]
     return f"{layer.rule} ({', '.join(own)})" if own else layer.rule
 
@@ -148,20 +148,19 @@ def _contract_lines(folder: Folder) -> list[str]:
 
 
 def _cases(contract: Contract) -> dict[str, Any] | None:
-    """What the witness asks: sizes of the inputs, and how many answers are kept."""
+    """The probes of the witness: sizes of the inputs, and the number of outputs."""
     witness = contract.witness
     if witness is None:
         return None
     cases: dict[str, Any] = {"tolerance": witness.tolerance}
     cases["stream"] = ", ".join(f"{number} × {kind}" for number, kind in _runs(witness.stream))
-    for name, answer in witness.probes.items():
-        rows, slots = len(answer.asked.tokens), len(answer.asked.tokens[0])
-        source = answer.asked.source
-        read = "" if source is None else f" from {len(source.tokens[0])}"
-        kept = f"{len(answer.logits)} {'documents' if answer.asked.at is None else 'slots'}"
-        cases[name] = f"{rows} × {slots} tokens{read}, {kept}" + (
-            "" if answer.loss is None else f", loss {answer.loss:.6g}"
-        )
+    for name, record in witness.probes.items():
+        probe = record.probe
+        rows, slots = probe.batch.shape
+        read = "" if probe.batch.source is None else f" from {probe.batch.source.shape[1]}"
+        kept = f"{len(record.logits)} {'documents' if probe.at is None else 'slots'}"
+        loss = "" if record.loss is None else f", loss {record.loss:.6g}"
+        cases[name] = f"{rows} × {slots} tokens{read}, {kept}{loss}"
     if text := witness.text:
         cases["tokens"] = f"SHA-256 {text.tokens}"
         cases["sample"] = f"{len(text.sample)} lines, {sum(map(len, text.ids))} ids"
@@ -201,10 +200,10 @@ def _parameters(folder: Folder) -> int:
 
 def _part(part: Any) -> str:
     """A part of a config: its kind and what it sets."""
-    return _said(part.model_dump(mode="json", exclude_none=True))
+    return _described(part.model_dump(mode="json", exclude_none=True))
 
 
-def _said(values: dict[str, Any]) -> str:
+def _described(values: dict[str, Any]) -> str:
     kind = values.pop("kind", "")
-    told = [f"{name} {_said(value) if isinstance(value, dict) else value}" for name, value in values.items()]
-    return f"{kind} ({', '.join(told)})" if told else str(kind)
+    fields = [f"{name} {_described(value) if isinstance(value, dict) else value}" for name, value in values.items()]
+    return f"{kind} ({', '.join(fields)})" if fields else str(kind)

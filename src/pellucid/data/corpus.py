@@ -11,15 +11,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from pellucid.data.records import BUILT_IN, File, find, printable, python_source, read
+from pellucid.data.records import BUILT_IN, File, find, python_source, read
 from pellucid.errors import ConfigError, DataError
+from pellucid.messages import printable
 
 Source = str | os.PathLike[str] | Sequence["str | os.PathLike[str] | Document"]
 
 SPLITS = ("train", "heldout", "all")
 
 HELDOUT_SHARE = 1 / 64
-"""How much of a corpus is kept from training, unless said otherwise."""
+"""The default share of a corpus that is held out from training."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,7 @@ class Corpus:
         return self._summary.documents
 
     def __bool__(self) -> bool:
-        """A corpus is something, whatever it holds; asking costs nothing."""
+        """A corpus is always true, even when empty, without reading it."""
         return True
 
     @property

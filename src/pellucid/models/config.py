@@ -67,8 +67,8 @@ class DropoutConfig(Config):
 class TransformerConfig(Config):
     """Embeddings, layers and a final norm: what an encoder or a decoder is made of.
 
-    ``layers`` lists one visibility rule a layer, or a :class:`LayerConfig`; ``num_hidden_layers: 6`` (with ``rule: causal``,
-    if you like) is short for six equal entries.
+    ``layers`` lists one visibility rule a layer, or a :class:`LayerConfig`; ``num_hidden_layers: 6``, with or
+    without ``rule: causal``, is short for six equal entries.
     """
 
     hidden_size: Count
@@ -205,8 +205,9 @@ def _check_length(stack: TransformerConfig) -> None:
     table, most = stack.position, stack.max_position_embeddings
     if isinstance(table, LearnedPositionsConfig) and most is not None and most > table.max_position_embeddings:
         raise ValueError(
-            f"max_position_embeddings is {most}, but position 'learned' has a table for {table.max_position_embeddings}; make "
-            "position.max_position_embeddings larger, or leave max_position_embeddings out"
+            f"max_position_embeddings is {most}, but position 'learned' has a table for "
+            f"{table.max_position_embeddings}; make position.max_position_embeddings larger, or leave "
+            "max_position_embeddings out"
         )
 
 

@@ -136,8 +136,7 @@ class SpanHead(nn.Linear):
         documents = documents_of(batch.coordinates())
         targets_C2 = _targets(batch, documents, (2,))
         scores_P2 = at_least_float32(self(hidden_BTD)).flatten(0, 1)[documents.slots]
-        count = len(documents.first)
-        total_C2 = _log_sums(scores_P2, documents.owners, count) - _chosen(scores_P2, documents, targets_C2)
+        total_C2 = documents.logsumexp(scores_P2) - _chosen(scores_P2, documents, targets_C2)
         answered = (targets_C2 != IGNORED).all(1)
         return Loss(torch.where(answered[:, None], total_C2, 0.0).sum() / 2, answered.sum())
 
@@ -296,14 +295,6 @@ def _refuse_outside(targets_C: Tensor, classes: int) -> None:
     wrong = targets_C[(targets_C != IGNORED) & ((targets_C < 0) | (targets_C >= classes))]
     if len(wrong):
         raise InputError(f"a target is {int(wrong[0])}, but there are {classes} classes; count from 0")
-
-
-def _log_sums(scores_P2: Tensor, owners: Tensor, count: int) -> Tensor:
-    """``[C, 2]``: the logarithm of the summed exponentials of each document's scores."""
-    nothing = scores_P2.detach().new_full((count, 2), -torch.inf)
-    most = nothing.scatter_reduce(0, owners[:, None].expand(-1, 2), scores_P2.detach(), "amax")
-    sums = scores_P2.new_zeros(count, 2).index_add(0, owners, (scores_P2 - most[owners]).exp())
-    return sums.log() + most
 
 
 def _chosen(scores_P2: Tensor, documents: Documents, targets_C2: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Attention over keys and values with heads of their own: self-attention, and cross-attention to an encoder's output."""
+"""Multi-head attention: of a sequence to itself, and of a decoder to its encoder's output."""
 
 from __future__ import annotations
 

@@ -124,7 +124,8 @@ class Block(nn.Module):
             )
         if given and (missing := cross - given):
             raise InputError(
-                f"a block got {', '.join(sorted(given))}, but no {', '.join(sorted(missing))}; give all of them, or none"
+                f"a block got {', '.join(sorted(given))}, but no {', '.join(sorted(missing))}; give all "
+                "of them, or none"
             )
         if missing := set(self.norm_names) - names:
             raise InputError(f"{kind} needs {', '.join(sorted(missing))}; give a norm, or nn.Identity() for none")

@@ -29,10 +29,19 @@ class Documents(NamedTuple):
     """The flat slot of each document's first token."""
     last: Int[Tensor, "C"]
 
+    def logsumexp(self, scores_PX: Float[Tensor, "P X"]) -> Float[Tensor, "C X"]:
+        """The logarithm of the summed exponentials of each document's scores."""
+        shape = (len(self.first), scores_PX.shape[1])
+        nothing = scores_PX.detach().new_full(shape, -torch.inf)
+        most = nothing.scatter_reduce(0, self.owners[:, None].expand_as(scores_PX), scores_PX.detach(), "amax")
+        sums = scores_PX.new_zeros(shape).index_add(0, self.owners, (scores_PX - most[self.owners]).exp())
+        return sums.log() + most
+
 
 def documents_of(coords: Coordinates) -> Documents:
     """Which slots belong to which document, made once for these coordinates."""
-    return coords.cached("documents", lambda: _documents(coords))
+    make = torch.compiler.disable(_documents) if torch.compiler.is_compiling() else _documents
+    return coords.cached("documents", lambda: make(coords))
 
 
 def pooled(x_BTD: Float[Tensor, "B T D"], coords: Coordinates, how: Pooling) -> Float[Tensor, "C D"]:

@@ -118,7 +118,8 @@ def _attention(theirs: nn.MultiheadAttention, rule: Rule | None) -> GroupedQuery
 def _cross(theirs: Any) -> CrossAttention:
     if theirs.kdim != theirs.vdim:
         raise UnsupportedError(
-            f"keys come from {theirs.kdim} features and values from {theirs.vdim}, but an encoder's output has one width"
+            f"keys come from {theirs.kdim} features and values from {theirs.vdim}, but an encoder's output has "
+            "one width"
         )
     return CrossAttention(theirs.embed_dim, encoder_hidden_size=theirs.kdim, **_heads(theirs))
 

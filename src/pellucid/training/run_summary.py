@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from pellucid.configfile import read_mapping
-from pellucid.data.records import printable
 from pellucid.errors import ConfigError, InputError
+from pellucid.messages import printable
 from pellucid.records import Cell, Table, number
 from pellucid.training import state
 from pellucid.training.lock import locked

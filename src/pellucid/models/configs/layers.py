@@ -261,8 +261,8 @@ class MoEConfig(Config):
             or (groups.score == "top2" and size < 2)
         ):
             raise ValueError(
-                f"{groups.topk_group} of {groups.n_group} groups of {size} experts cannot give {chosen} experts a token by "
-                f"score {groups.score!r}; keep more groups, or make them larger"
+                f"{groups.topk_group} of {groups.n_group} groups of {size} experts cannot give {chosen} experts a "
+                f"token by score {groups.score!r}; keep more groups, or make them larger"
             )
         return self
 

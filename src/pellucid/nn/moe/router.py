@@ -136,9 +136,10 @@ class ScoreRouter(Router):
 
 
 class SoftmaxRouter(ScoreRouter):
-    """Softmax over all experts, then the ``num_experts_per_tok`` best (Fedus et al. 2021 eq. 2; Mixtral, Qwen, DeepSeek-V2).
+    """Softmax over all experts, then the ``num_experts_per_tok`` best (Fedus et al. 2021 eq. 2).
 
-    ``norm_topk_prob`` divides their weights by their sum; ``scale`` multiplies them after that.
+    So do Mixtral, Qwen and DeepSeek-V2. ``norm_topk_prob`` divides their weights by their sum;
+    ``routed_scaling_factor`` multiplies them after that.
     """
 
     def forward(self, x_CD: Float[Tensor, "C D"]) -> Routing:
@@ -149,7 +150,10 @@ class SoftmaxRouter(ScoreRouter):
 
 
 class TopKSoftmaxRouter(Router):
-    """The ``num_experts_per_tok`` best logits, then softmax over those (Shazeer et al. 2017 eq. 3; gpt-oss); the sum is ``scale``."""
+    """The ``num_experts_per_tok`` best logits, then softmax over those (Shazeer et al. 2017 eq. 3; gpt-oss).
+
+    The weights add up to ``routed_scaling_factor``.
+    """
 
     def __init__(
         self,
@@ -212,7 +216,8 @@ class SigmoidRouter(ScoreRouter):
 def _check(num_experts: int, num_experts_per_tok: int, groups: ExpertGroups | None) -> None:
     if not 1 <= num_experts_per_tok <= num_experts:
         raise ShapeError(
-            f"a token cannot go to {num_experts_per_tok} of {num_experts} experts; choose num_experts_per_tok from 1 to {num_experts}"
+            f"a token cannot go to {num_experts_per_tok} of {num_experts} experts; choose num_experts_per_tok "
+            f"from 1 to {num_experts}"
         )
     if groups is None:
         return
@@ -225,5 +230,6 @@ def _check(num_experts: int, num_experts_per_tok: int, groups: ExpertGroups | No
         raise ShapeError(f"score 'top2' adds up two experts, but a group has {size}; use fewer groups or score='max'")
     if num_experts_per_tok > groups.topk_group * size:
         raise ShapeError(
-            f"num_experts_per_tok is {num_experts_per_tok}, but {groups.topk_group} groups of {size} experts hold only {groups.topk_group * size}; keep more"
+            f"num_experts_per_tok is {num_experts_per_tok}, but {groups.topk_group} groups of {size} "
+            f"experts hold only {groups.topk_group * size}; keep more"
         )

@@ -47,7 +47,8 @@ class LearnedPositions(nn.Module):
             )
         if first < 0:
             raise LengthError(
-                f"position {first} is before the first of {self.max_position_embeddings} learned positions; count from 0"
+                f"position {first} is before the first of {self.max_position_embeddings} learned positions; count "
+                "from 0"
             )
         real_positions = torch.where(coordinates.real, coordinates.positions, 0)
         return x_BTD + nn.functional.embedding(real_positions + self.offset, self.weight).to(x_BTD.dtype)

@@ -23,8 +23,8 @@ class RelativeBias(nn.Embedding):
     """One learned number a head for each bucket of distances (T5; Raffel et al. 2020 §2.1, mesh_tensorflow's code).
 
     Half of the buckets hold one distance each; the others grow with its logarithm up to ``max_distance``, from where
-    on all share the last. ``bidirectional`` keeps the second half of the buckets for keys ahead; without it all buckets look back, and
-    keys ahead share the bucket of distance 0. ``weight`` is ``[num_buckets, num_heads]``.
+    on all share the last. ``bidirectional`` keeps the second half of the buckets for keys ahead; without it all
+    buckets look back, and keys ahead share the bucket of distance 0. ``weight`` is ``[num_buckets, num_heads]``.
 
     The buckets are made once for a pair of coordinates; the bias is part of the graph and kept nowhere. Layers that
     share a table share the *result*: call this once a forward and hand it to each ``attend(…, bias=bias)``.
@@ -35,7 +35,8 @@ class RelativeBias(nn.Embedding):
         if one_way < 2 or (bidirectional and num_buckets % 2):
             need = "an even number of 4 or more" if bidirectional else "2 or more"
             raise ShapeError(
-                f"num_buckets is {num_buckets}, but {'bidirectional' if bidirectional else 'one-way'} biases need {need}"
+                f"num_buckets is {num_buckets}, but {'bidirectional' if bidirectional else 'one-way'} biases need "
+                f"{need}"
             )
         if max_distance <= one_way // 2:
             raise ShapeError(
@@ -93,9 +94,9 @@ class Alibi(nn.Module):
     """``−slope · |i − j|`` for query i and key j, one fixed slope a head (ALiBi; Press et al. 2022 §3).
 
     Among the keys that a causal query sees this is the paper's ``slope · (j − i)``; without causality it is the same
-    on both sides. For n a power of two the slopes are ``2 ** (−alibi_bias_max · h / n)``, h = 1 … n; for other n those of
-    the power below, followed by every second one of the power above (the paper's code, ``get_slopes``). They are not
-    trained.
+    on both sides. For n a power of two the slopes are ``2 ** (−alibi_bias_max · h / n)``, h = 1 … n; for other n
+    those of the power below, followed by every second one of the power above (the paper's code, ``get_slopes``). They
+    are not trained.
     """
 
     def __init__(self, num_heads: int, *, alibi_bias_max: float = 8.0) -> None:
@@ -143,7 +144,7 @@ def _distances(queries: Coordinates, keys: Coordinates) -> Int[Tensor, "b T S"]:
 
 def _alike(coordinates: Coordinates) -> bool:
     """Whether the host knows that all rows have the same positions."""
-    layout = coordinates.layout
+    layout = None if torch.compiler.is_compiling() else coordinates.layout
     return layout is not None and layout.kind == "full" and len({run.first for run in layout.runs}) == 1
 
 

@@ -72,7 +72,9 @@ class LinearScaling(RopeScaling):
 
 @dataclass(frozen=True)
 class PartialScaling(RopeScaling):
-    """Only the first ``partial_rotary_factor`` of all pairs turn, each as if all did; the others keep frequency 0 (Gemma 4).
+    """Only the first ``partial_rotary_factor`` of all pairs turn, each as if all did (Gemma 4).
+
+    The others keep frequency 0.
 
     Unlike a partial :class:`~pellucid.nn.positions.Rotary`, partners are those of the whole head, and so are exponents.
     """
@@ -84,13 +86,15 @@ class PartialScaling(RopeScaling):
         _need_positive("factor", self.factor)
         if not 0 < self.partial_rotary_factor <= 1:
             raise InputError(
-                f"partial_rotary_factor is {self.partial_rotary_factor}, but a part above 0 and up to 1 of the pairs can turn"
+                f"partial_rotary_factor is {self.partial_rotary_factor}, but a part above 0 and up to 1 of "
+                "the pairs can turn"
             )
 
     def check(self, size: int, base: float) -> None:
         if not self._turning(size):
             raise ShapeError(
-                f"partial_rotary_factor is {self.partial_rotary_factor}, but of {size // 2} pairs none would turn; make it larger"
+                f"partial_rotary_factor is {self.partial_rotary_factor}, but of {size // 2} pairs none would turn; "
+                "make it larger"
             )
 
     def frequencies(self, size: int, base: float, coordinates: Coordinates) -> Float[Tensor, "pairs"]:
@@ -104,7 +108,9 @@ class PartialScaling(RopeScaling):
 
 @dataclass(frozen=True)
 class DynamicNTKScaling(RopeScaling):
-    """A base that grows with the document past ``original_max_position_embeddings``: slow pairs stretch most, the fastest not at all.
+    """A base that grows with the document past ``original_max_position_embeddings``.
+
+    Slow pairs stretch most, the fastest not at all.
 
     ``base · (factor · length / original − (factor − 1)) ** (size / (size − 2))`` (bloc97 and emozilla 2023, described
     in Peng et al. 2023 §3.3). The base changes with every token past the original length, so a cache ends there.
@@ -136,9 +142,11 @@ class DynamicNTKScaling(RopeScaling):
 
 @dataclass(frozen=True)
 class Llama3Scaling(RopeScaling):
-    """Pairs that turn more than ``high_freq_factor`` times in the original length stay, fewer than ``low_freq_factor``: divided by ``factor``.
+    """Fast pairs stay, slow ones are divided by ``factor`` (Llama 3.1).
 
-    Between the two the change is linear in the number of turns (Llama 3.1's reference code, ``apply_scaling``).
+    Fast are those that turn more than ``high_freq_factor`` times in the original length, slow those that turn fewer
+    than ``low_freq_factor`` times. Between the two the change is linear in the number of turns (reference
+    code, ``apply_scaling``).
     """
 
     factor: float
@@ -151,8 +159,8 @@ class Llama3Scaling(RopeScaling):
         _need_length(self.original_max_position_embeddings)
         if not 0 < self.low_freq_factor < self.high_freq_factor:
             raise InputError(
-                f"low_freq_factor is {self.low_freq_factor} and high_freq_factor is {self.high_freq_factor}; low_freq_factor must be above 0 and "
-                "below high_freq_factor"
+                f"low_freq_factor is {self.low_freq_factor} and high_freq_factor is {self.high_freq_factor}; "
+                "low_freq_factor must be above 0 and below high_freq_factor"
             )
 
     def frequencies(self, size: int, base: float, coordinates: Coordinates) -> Float[Tensor, "pairs"]:
@@ -236,11 +244,11 @@ class YarnScaling(RopeScaling):
 
 @dataclass(frozen=True)
 class LongRopeScaling(RopeScaling):
-    """One divisor a pair, from ``short_factor`` up to the original length and from ``long_factor`` past it (Ding et al. 2024 §3.2).
+    """One divisor a pair: ``short_factor`` up to the original length, ``long_factor`` past it (LongRoPE).
 
-    The table is chosen by the length of each document, not by the room in a cache. Cosines and sines are multiplied
-    by ``attention_factor``: a number, or one for each table ``(short, long)``; left out, it is
-    ``sqrt(1 + ln(factor) / ln(original_max_position_embeddings))``, where ``factor`` says how many times longer text may be.
+    Ding et al. 2024 §3.2. The table is chosen by the length of each document, not by the room in a cache. Cosines and
+    sines are multiplied by ``attention_factor``: a number, or one for each table ``(short, long)``; left out, it is
+    ``sqrt(1 + ln(factor) / ln(original_max_position_embeddings))``, where text may be ``factor`` times longer.
     """
 
     short_factor: Sequence[float]
@@ -259,15 +267,16 @@ class LongRopeScaling(RopeScaling):
             _need_positive("a divisor of short_factor or long_factor", divisor)
         if self.attention_factor is None and (self.factor is None or self.original_max_position_embeddings < 2):
             raise InputError(
-                f"attention_factor is None, factor {self.factor} and original_max_position_embeddings {self.original_max_position_embeddings}; give "
+                f"attention_factor is None, factor {self.factor} and original_max_position_embeddings "
+                f"{self.original_max_position_embeddings}; give "
                 "attention_factor, or factor and an original_max_position_embeddings above 1"
             )
 
     def check(self, size: int, base: float) -> None:
         if not len(self.short_factor) == len(self.long_factor) == size // 2:
             raise ShapeError(
-                f"LongRope has {len(self.short_factor)} short and {len(self.long_factor)} long divisors, but {size} turned features "
-                f"are {size // 2} pairs; give one divisor a pair"
+                f"LongRope has {len(self.short_factor)} short and {len(self.long_factor)} long divisors, but {size} "
+                f"turned features are {size // 2} pairs; give one divisor a pair"
             )
 
     def frequencies(self, size: int, base: float, coordinates: Coordinates) -> Float[Tensor, "B T pairs"]:
