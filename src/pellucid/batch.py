@@ -254,8 +254,7 @@ class Batch:
 
     def coordinates(self) -> Coordinates:
         """Fresh coordinates of the slots (masks made for them live as long as they do)."""
-        eager = torch.compiler.is_compiling()
-        return Coordinates(self.positions, self.segments, self.groups, self.layout, eager)
+        return Coordinates(self.positions, self.segments, self.groups, self.layout)
 
     def replace(self, **changes: Any) -> Batch:
         """The same batch with other fields; the layout is read anew where positions or segments change."""

@@ -58,6 +58,49 @@ for rows, how in (
 """
 
 
+WHOLE = """
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+
+import pellucid as pl
+from pellucid.models.build import build
+
+torch.set_num_threads(1)
+config = {
+    "vocab_size": 50, "hidden_size": 16, "layers": ["causal", "causal & window(3)"],
+    "attention": {"num_attention_heads": 4, "num_key_value_heads": 2},
+    "ffn": {"kind": "gated", "intermediate_size": 24},
+}
+model = build(pl.ModelConfig(**config), seed=0, dtype=torch.float64)
+counter = CompileCounterWithBackend("aot_eager")
+compiled = torch.compile(model, fullgraph=True, backend=counter)
+
+
+def outcome(function, batch):
+    model.zero_grad()
+    logits = function(batch).logits
+    logits.square().sum().backward()
+    return [logits.detach(), *(parameter.grad.clone() for parameter in model.parameters())]
+
+
+plain = [[[1, 2, 3, 4], [5, 6, 7, 8]], [[1, 2, 3, 4, 5, 6], [5, 6, 7, 8, 9, 1]], [[1, 2, 3]] * 3]
+others = [[[3] * 9] * 5, [[1, 2], [3, 4, 5, 6]], [[1], [2, 3, 4, 5, 6, 7, 8]]]
+for number, rows in enumerate(plain + others, 1):
+    batch = pl.Batch.from_rows(rows)
+    for got, expected in zip(outcome(compiled, batch), outcome(model, batch), strict=True):
+        torch.testing.assert_close(got, expected, atol=1e-10, rtol=0)
+    assert counter.frame_count == min(number, 3), (rows, counter.frame_count)
+"""
+
+
+def test_a_decoder_is_one_graph_forwards_and_backwards():
+    """``fullgraph=True``: one graph for the first size, one for lengths, one for rows; padding brings no other."""
+    place = Path(__file__).parents[1]
+    command = [sys.executable, "-c", WHOLE]
+    run = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=300, check=False)
+    assert run.returncode == 0, run.stderr[-3000:]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SIX)
 def test_compiled_models_agree_and_settle(name):

@@ -1,5 +1,6 @@
 """What the kernels are asked: no mask where none is needed, no copy of keys, and never a question to the device."""
 
+import importlib
 import math
 
 import pytest
@@ -21,6 +22,8 @@ from pellucid.visibility import (
     sinks,
     window,
 )
+
+attend_module = importlib.import_module("pellucid.nn.attend")  # the package has a function of this name
 
 BACKENDS = ["reference", "sdpa", "varlen"]
 
@@ -264,28 +267,67 @@ def test_finite_tensors_are_left_alone_and_a_compiler_is_asked_no_number(monkeyp
     assert bad.tolist() == [[False] * 3]
 
 
-@pytest.mark.parametrize("apart", [True, False])
-@pytest.mark.parametrize("compiling", [True, False])
-def test_attention_at_eager_coordinates_is_a_compile_boundary(apart, compiling, monkeypatch):
+GROUPS = Coordinates(PADDED.positions, PADDED.segments, torch.tensor([[1, 1, 0], [0, 2, 2]]))
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "rule", "given", "options"),
+    [
+        (TEN, TEN, causal(), {}, {}),
+        (PADDED, PADDED, causal() & window(2), {}, {}),
+        (halves(5), halves(5), causal(), {}, {"backend": "varlen"}),
+        (NEXT, TEN, causal(), {}, {"scale": 0.3}),
+        (PADDED, PADDED, full(), {"bias": torch.randn(1, 4, 3, 3, dtype=torch.float64)}, {}),
+        (PADDED, PADDED, causal(), {"sink_logits": torch.randn(4, dtype=torch.float64)}, {"softcap": 2.0}),
+        (GROUPS, GROUPS, causal() | same_group(), {}, {"backend": "reference"}),
+    ],
+    ids=["plain", "padded", "packed", "cached", "bias", "sinks", "groups"],
+)
+def test_the_operator_of_a_compiled_graph_gives_the_same_numbers_and_gradients(
+    queries, keys, rule, given, options, monkeypatch
+):
+    """Inside, it is what runs without a compiler."""
+    settings = {"rule": rule, "q_coords": queries, "k_coords": keys, "options": AttentionOptions(**options)}
+
+    def outcome():
+        leaves = [x.requires_grad_() for x in drawn(queries, keys)]
+        named = {name: value.clone().requires_grad_() for name, value in given.items()}
+        out = attend(*leaves, **named, **settings)
+        return [out.detach(), *torch.autograd.grad(out.square().sum(), [*leaves, *named.values()])]
+
+    expected = outcome()
+    seen = []
+    real = attend_module._forward
+    monkeypatch.setattr(attend_module, "_forward", lambda *inputs: seen.append(0) or real(*inputs))
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: not seen)  # not inside of the operator
+    got = outcome()
+    assert seen == [0]
+    for one, other in zip(got, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("rule", "options"),
+    [(from_visible(torch.ones(3, 3, dtype=torch.bool).tril()), {}), (causal(), {"dropout": 0.5})],
+    ids=["a given mask", "dropout"],
+)
+def test_a_compiler_goes_around_what_is_no_operator(rule, options, monkeypatch):
+    """A mask has no text, and dropout must not be drawn again in the backward pass."""
     row, went_around = Coordinates.range(3), []
-    places = Coordinates(row.positions, row.segments, layout=row.layout, eager=apart)
-    q, k, v = drawn(row, row)
-    expected = attend(q, k, v, rule=causal(), q_coords=row, k_coords=row)
 
     def around(function):
-        def run(*arguments, **words):
-            went_around.append(function.__name__)
+        def run(call):
+            went_around.append(call.rule)
             monkeypatch.setattr(torch.compiler, "is_compiling", lambda: False)
-            return function(*arguments, **words)
+            return function(call)
 
         return run
 
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     monkeypatch.setattr(torch.compiler, "disable", around)
-    got = attend(q, k, v, rule=causal(), q_coords=places, k_coords=places)
-    monkeypatch.undo()
-    torch.testing.assert_close(got, expected, atol=1e-10, rtol=0)
-    assert went_around == ["attend"] * (apart and compiling)
+    out = attend(*drawn(row, row), rule=rule, q_coords=row, k_coords=row, options=AttentionOptions(**options))
+    assert out.shape == (1, 3, 4, 8)
+    assert went_around == [rule]
 
 
 # --- what is not finite --------------------------------------------------------------------------------------------

@@ -6,9 +6,9 @@ output, and in the head; the forward pass is one, and fits on this screen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import nn
@@ -99,7 +99,10 @@ class Model(nn.Module):
         """
         self._check(batch, cache, want)
         encoder_output, routing = self.encode_source(batch, cache)
-        resolve = _eager(self.resolve_coordinates) if torch.compiler.is_compiling() else self.resolve_coordinates
+        # what a cache or a limit asks of the host is no part of a graph
+        on_host = cache is not None or self.config.max_position_embeddings is not None
+        compiling = torch.compiler.is_compiling() and on_host
+        resolve = torch.compiler.disable(self.resolve_coordinates) if compiling else self.resolve_coordinates
         q_coords, k_coords = resolve(batch, cache)
         x_BTD = self.embed(batch, q_coords)
         biases = [bias(q_coords, k_coords) for bias in self.position_biases]
@@ -221,15 +224,3 @@ class Model(nn.Module):
                 "a cached chunk holds only the end of a document, and this head pools all of it; run it "
                 "at once, or choose pooling 'last'"
             )
-
-
-def _eager(resolve: Callable[..., tuple[Coordinates, Coordinates]]) -> Callable[..., tuple[Coordinates, Coordinates]]:
-    """``resolve`` outside the compiled graph: coordinates, and what follows from them, are new with every batch."""
-
-    def run(*arguments: Any) -> tuple[Coordinates, Coordinates]:
-        found = resolve(*arguments)
-        for coords in found:
-            object.__setattr__(coords, "eager", True)
-        return found
-
-    return torch.compiler.disable(run)

@@ -6,15 +6,17 @@ the host knows. Every backend gives what :mod:`~pellucid.nn.backends.reference` 
 
 from __future__ import annotations
 
-from typing import get_args
+from collections import deque
+from typing import Any, get_args
 
 import torch
+from torch._C import DispatchKey
 
 from pellucid.errors import ShapeError, UnsupportedError
 from pellucid.nn.backends import reference, sdpa, varlen
 from pellucid.nn.backends.inputs import AttentionInputs, AttentionOptions, Backend
 from pellucid.shapes import Float, Tensor, broadcasts_to
-from pellucid.visibility import Coordinates, Rule
+from pellucid.visibility import Coordinates, Rule, parse
 
 __all__ = ["BACKENDS", "AttentionOptions", "Backend", "attend", "choose", "probabilities"]
 
@@ -46,22 +48,24 @@ def attend(
         ShapeError: sizes that do not fit.
         UnsupportedError: the backend named in ``options`` cannot do what was asked.
     """
-    if q_coords.eager and torch.compiler.is_compiling():  # a graph break: attention runs eagerly
-        return torch.compiler.disable(attend)(
-            q_BTNH, k_BSKH, v_BSKU, rule=rule, q_coords=q_coords, k_coords=k_coords, bias=bias,
-            sink_logits=sink_logits, options=options,
-        )  # fmt: skip
     call = AttentionInputs(q_BTNH, k_BSKH, v_BSKU, rule, q_coords, k_coords, bias, sink_logits, options)
+    if not torch.compiler.is_compiling():
+        return _run(call)
+    # one operator of the graph, where the rule has a text and nothing random would be computed twice
+    return torch.compiler.disable(_run)(call) if rule.is_slot_mask or options.dropout else _compiled(call)
+
+
+def _run(call: AttentionInputs) -> Tensor:
     _check(call)
-    chosen = choose(call) if options.backend == "auto" else options.backend
-    match chosen:
+    backend = choose(call) if call.options.backend == "auto" else call.options.backend
+    match backend:
         case "reference":
             return reference.attend(call)
         case "sdpa":
             return sdpa.attend(call)
         case "varlen":
             return varlen.attend(call)
-    raise UnsupportedError(f"there is no attention backend {chosen!r}; choose one of {', '.join(BACKENDS)}")
+    raise UnsupportedError(f"there is no attention backend {backend!r}; choose one of {', '.join(BACKENDS)}")
 
 
 def choose(call: AttentionInputs) -> str:
@@ -111,3 +115,119 @@ def _check(call: AttentionInputs) -> None:
         raise ShapeError(
             f"sink_logits have shape {tuple(call.sink_logits.shape)}, but {n} query heads need ({n},); give one a head"
         )
+
+
+# ---- compiled graphs
+
+_recent: deque[Coordinates] = deque(maxlen=2)  # of queries and of keys: the layers of a pass share masks and layouts
+
+_INPUTS = (
+    "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? sink_logits, Tensor q_positions, Tensor q_segments, "
+    "Tensor? q_groups, Tensor k_positions, Tensor k_segments, Tensor? k_groups, str rule, float? scale, "
+    "float? softcap, str backend"
+)
+
+
+def _compiled(call: AttentionInputs) -> Tensor:
+    """The call as one operator of the graph that is being compiled.
+
+    It takes tensors, the rule's text and numbers, so that one graph serves every batch, whatever its layout; what it
+    does inside is what attention does without a compiler. Its backward pass computes the forward pass again: nothing
+    but the operator's inputs is kept for it.
+    """
+    q, k, v = _autocast(call)
+    queries, keys, options = call.q_coords, call.k_coords, call.options
+    out: Tensor = _forward(
+        q, k, v, call.bias, call.sink_logits, queries.positions, queries.segments, queries.groups, keys.positions,
+        keys.segments, keys.groups, call.rule.describe(), options.scale, options.softcap, options.backend,
+    )  # fmt: skip
+    return out
+
+
+def _autocast(call: AttentionInputs) -> tuple[Tensor, Tensor, Tensor]:
+    """Under autocast, queries, keys and values in the type that torch's own attention would cast them to."""
+    kind = call.q.device.type
+    if not torch.is_autocast_enabled(kind) or call.options.softcap is not None or call.sink_logits is not None:
+        return call.q, call.k, call.v
+    dtype = torch.get_autocast_dtype(kind)
+    return call.q.to(dtype), call.k.to(dtype), call.v.to(dtype)
+
+
+@torch.library.custom_op("pellucid::attend", mutates_args=(), schema=f"({_INPUTS}) -> Tensor")
+def _forward(*inputs: Any) -> Tensor:
+    out = _run(_call(*inputs))
+    return out.clone() if out._is_view() else out
+
+
+@_forward.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
+    return q.new_empty(*q.shape[:-1], v.shape[-1])
+
+
+@torch.library.custom_op(
+    "pellucid::attend_backward",
+    mutates_args=(),
+    schema=f"(Tensor grad, {_INPUTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+def _backward(grad: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
+    """Gradients of q, k, v, bias and sink logits; an empty tensor for what is not there."""
+    with torch.enable_grad(), _above_autograd():
+        leaves = [None if x is None else x.detach().requires_grad_() for x in inputs[:5]]
+        out = _run(_call(*leaves, *inputs[5:]))
+        given = [x for x in leaves if x is not None]
+        found = iter(torch.autograd.grad(out, given, grad, materialize_grads=True))
+    return tuple(grad.new_empty(0) if x is None else next(found).clone() for x in leaves)
+
+
+def _above_autograd() -> Any:
+    """Record operations for gradients again: the body of an operator runs below autograd."""
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    keys = (DispatchKey.AutogradCPU, DispatchKey.AutogradCUDA, DispatchKey.AutogradOther, DispatchKey.ADInplaceOrView)
+    for key in keys:
+        excluded = excluded.remove(key)
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
+
+
+@_backward.register_fake
+def _(grad: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
+    return tuple(grad.new_empty(0) if x is None else x.new_empty(x.shape) for x in inputs[:5])
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    tensors = [x for x in inputs if isinstance(x, Tensor)]
+    ctx.there = [isinstance(x, Tensor) for x in inputs]
+    ctx.others = [x for x in inputs if not isinstance(x, Tensor)]
+    ctx.save_for_backward(*tensors)
+
+
+def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    tensors, others = iter(ctx.saved_tensors), iter(ctx.others)
+    inputs = [next(tensors) if there else next(others) for there in ctx.there]
+    found = _backward(grad, *inputs)
+    return (*(g if x is not None else None for g, x in zip(found, inputs, strict=False)), *([None] * (len(inputs) - 5)))
+
+
+_forward.register_autograd(_gradients, setup_context=_keep)
+
+
+def _call(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sink_logits: Tensor | None, q_positions: Tensor,
+    q_segments: Tensor, q_groups: Tensor | None, k_positions: Tensor, k_segments: Tensor, k_groups: Tensor | None,
+    rule: str, scale: float | None, softcap: float | None, backend: Any,
+) -> AttentionInputs:  # fmt: skip
+    queries = _coordinates(q_positions, q_segments, q_groups)
+    keys = _coordinates(k_positions, k_segments, k_groups)
+    options = AttentionOptions(scale=scale, softcap=softcap, backend=backend)
+    return AttentionInputs(q, k, v, parse(rule), queries, keys, bias, sink_logits, options)
+
+
+def _coordinates(positions: Tensor, segments: Tensor, groups: Tensor | None) -> Coordinates:
+    """Coordinates of these tensors; on a CPU those of a layer before, where they are the same numbers."""
+    if positions.device.type != "cpu":
+        return Coordinates(positions, segments, groups)
+    for known in _recent:
+        pairs = ((known.positions, positions), (known.segments, segments), (known.groups, groups))
+        if all(a is b or (a is not None and b is not None and torch.equal(a, b)) for a, b in pairs):
+            return known
+    _recent.append(Coordinates(positions.clone(), segments.clone(), None if groups is None else groups.clone()))
+    return _recent[-1]

@@ -37,7 +37,6 @@ class TokenEmbedding(nn.Embedding):
 def zero_padding(x_BTD: Float[Tensor, "B T D"], coordinates: Coordinates) -> Float[Tensor, "B T D"]:
     """``x`` with exactly 0 (and gradient 0) at segment 0, so that no padding, not even NaN, enters the model."""
     layout = coordinates.layout
-    traced = coordinates.eager and torch.compiler.is_compiling()
-    if not traced and layout is not None and layout.tokens == layout.rows * layout.slots:
+    if not torch.compiler.is_compiling() and layout is not None and layout.tokens == layout.rows * layout.slots:
         return x_BTD
     return torch.where(coordinates.real[:, :, None], x_BTD, torch.zeros((), dtype=x_BTD.dtype, device=x_BTD.device))

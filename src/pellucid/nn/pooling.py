@@ -40,7 +40,8 @@ class Documents(NamedTuple):
 
 def documents_of(coords: Coordinates) -> Documents:
     """Which slots belong to which document, made once for these coordinates."""
-    return coords.cached("documents", lambda: _documents(coords))
+    make = torch.compiler.disable(_documents) if torch.compiler.is_compiling() else _documents
+    return coords.cached("documents", lambda: make(coords))
 
 
 def pooled(x_BTD: Float[Tensor, "B T D"], coords: Coordinates, how: Pooling) -> Float[Tensor, "C D"]:

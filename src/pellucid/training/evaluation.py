@@ -27,11 +27,11 @@ from pellucid.models.model import Model
 from pellucid.nn.losses import Loss
 from pellucid.training import objectives
 from pellucid.training.config import TrainConfig
-from pellucid.training.environment import Precision, autocast
+from pellucid.training.environment import Precision
 from pellucid.training.metrics import Metric, MetricSums, metric_of
 from pellucid.training.objectives import reads_text
 from pellucid.training.results import MetricValue, Validation
-from pellucid.training.step import num_targets
+from pellucid.training.step import autocast, num_targets
 
 _BATCHES_OF_TEXT, _BATCHES_OF_EXAMPLES = 64, 2048
 """How much training data a guess is learnt from, at most."""

@@ -56,7 +56,7 @@ def train(
     Raises:
         InputError: something in the config, the data or on the disk cannot be used; nothing was trained, and no
             folder changed.
-        TrainingError: the run must not go on; the message names the last good checkpoint.
+        TrainingError: the run cannot continue; the message names the last good checkpoint.
         StorageError: the disk took no more; likewise.
     """
     if not isinstance(config, TrainConfig):

@@ -15,7 +15,7 @@ from pellucid.batch import Batch
 from pellucid.errors import ShapeError, TrainingError
 from pellucid.nn.moe import LoadBalanceStats, Router, SigmoidRouter
 from pellucid.training.config import LoadBalancingConfig
-from pellucid.training.environment import Precision, autocast
+from pellucid.training.environment import Precision
 from pellucid.training.optim import OptimizerSet
 
 
@@ -88,6 +88,12 @@ def train_step(
     optimizers.step()
     routing.update_expert_bias()
     return StepResult(total, count, grad_norm, optimizers.learning_rate, routing.stats())
+
+
+def autocast(precision: Precision, device: torch.device | str) -> torch.autocast:
+    """The context for a forward pass: matrix products in bfloat16, or everything as it is."""
+    kind = torch.device(device).type
+    return torch.autocast(kind, dtype=torch.bfloat16, enabled=precision == "bfloat16")
 
 
 def num_targets(batch: Batch) -> int:

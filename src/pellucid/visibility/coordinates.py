@@ -91,16 +91,12 @@ class Coordinates:
     positions restart at 0 in each document. ``groups`` (0 = none) says what a token belongs to inside its
     document, for :func:`prefix` and :func:`same_group`. ``layout`` is the host's knowledge of the same facts;
     left out, it is read off the tensors once, when they live on the CPU.
-
-    A compiler leaves what follows from coordinates that are ``apart`` to be run as it is, so that no batch brings a
-    graph of its own.
     """
 
     positions: Int[Tensor, "B T"]
     segments: Int[Tensor, "B T"]
     groups: Int[Tensor, "B T"] | None = None
     layout: Layout | None = None
-    eager: bool = False
     _memo: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -127,11 +123,8 @@ class Coordinates:
 
     def cached(self, key: Any, make: Callable[[], Any]) -> Any:
         """``make()``, computed once for these coordinates: masks and angles are shared by all layers this way."""
-        if self.eager and torch.compiler.is_compiling():
-            return torch.compiler.disable(self._cached)(key, make)
-        return self._cached(key, make)
-
-    def _cached(self, key: Any, make: Callable[[], Any]) -> Any:
+        if torch.compiler.is_compiling():  # a graph computes what it needs; its compiler finds what is common
+            return make()
         if key not in self._memo:
             self._memo[key] = make()
         return self._memo[key]

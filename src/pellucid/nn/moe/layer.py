@@ -95,7 +95,8 @@ class MoE(nn.Module):
             return None
         if coords is None:
             return by_slot(x_BTD.new_ones(x_BTD.shape[:2], dtype=torch.bool))
-        return coords.cached("tokens by slot", lambda: by_slot(coords.real))
+        find = torch.compiler.disable(by_slot) if torch.compiler.is_compiling() else by_slot
+        return coords.cached("tokens by slot", lambda: find(coords.real))
 
     def extra_repr(self) -> str:
         return "dropless" if self.expert_capacity is None else f"expert_capacity={self.expert_capacity}"
@@ -137,5 +138,7 @@ def by_slot(real_BT: Tensor) -> Int[Tensor, "C"]:
 
 
 def _unpadded(coords: Coordinates) -> bool:
+    if torch.compiler.is_compiling():  # one graph for padded and unpadded batches
+        return False
     rows, slots = coords.shape
     return coords.layout is not None and coords.layout.tokens == rows * slots

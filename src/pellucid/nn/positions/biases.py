@@ -144,7 +144,7 @@ def _distances(queries: Coordinates, keys: Coordinates) -> Int[Tensor, "b T S"]:
 
 def _alike(coordinates: Coordinates) -> bool:
     """Whether the host knows that all rows have the same positions."""
-    layout = coordinates.layout
+    layout = None if torch.compiler.is_compiling() else coordinates.layout
     return layout is not None and layout.kind == "full" and len({run.first for run in layout.runs}) == 1
 
 

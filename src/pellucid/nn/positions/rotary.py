@@ -86,7 +86,10 @@ class Rotary(nn.Module):
 
     def _table(self, coordinates: Coordinates, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         if self.scaling.by_length:
-            self._refuse_mixing(coordinates)
+            refuse = (
+                torch.compiler.disable(self._refuse_mixing) if torch.compiler.is_compiling() else self._refuse_mixing
+            )
+            refuse(coordinates)
         angles, multiplier = self.angles(coordinates), self.scaling.multiplier(coordinates)
         cos, sin = (angles.cos() * multiplier).unsqueeze(2), (angles.sin() * multiplier).unsqueeze(2)
         return cos.to(dtype), sin.to(dtype)
