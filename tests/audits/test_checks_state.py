@@ -14,10 +14,10 @@ from broken_models.hf_style import HFStyleDecoder
 from broken_models.train_eval import Recurrent
 from pellucid.audits import TinyDecoder, TokensProbe, audit
 from pellucid.audits.engine.argument_mutation import watched
-from pellucid.audits.engine.attribute_snapshot import changed, hooks_of, snapshot_attributes
 from pellucid.audits.engine.deviation import TargetRun
-from pellucid.audits.engine.global_state import put_back, random_states, switches
 from pellucid.audits.engine.module_copies import NoDropout, deep_copy, probabilities, set_dropout, shallow_weight_copy
+from pellucid.audits.engine.preserve_state import put_back, random_states, switches
+from pellucid.audits.engine.snapshot import changed, hooks_of, snapshot_attributes
 from pellucid.errors import UnsupportedError
 
 pytestmark = pytest.mark.usefixtures("our_checks_only")  # the checker of annotations draws random numbers

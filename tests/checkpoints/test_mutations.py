@@ -319,7 +319,7 @@ def _with(words: dict[str, Any]) -> ModelConfig:
 
 
 def test_the_changes_that_are_not_seen_are_those_that_are_listed() -> None:
-    text = {"tokens and chats that are not asked", "what a file holds besides"}  # see test_text_witness
+    text = {"tokens and chats that are not in the witness", "formatting of the files"}  # see test_text_witness
     assert set(ALIKE) - {"the same, in the middle of many"} | text | set(BEYOND) == set(UNSEEN)
 
 

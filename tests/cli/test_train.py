@@ -193,7 +193,7 @@ def test_a_damaged_checkpoint_of_a_finished_run_is_one_line_and_trained_again(
     assert "nothing is left to do" not in err
     (line,) = [line for line in err.splitlines() if line.startswith("warning: ")]
     assert line.startswith("warning: step-00000003 cannot be used (")
-    assert line.endswith("is kept as step-00000003.damaged; the run in runs/small goes on from step-00000002")
+    assert line.endswith("is moved to step-00000003.damaged; the run in runs/small continues from step-00000002")
 
 
 def test_the_same_command_again_goes_on_then_says_it_is_finished(
@@ -214,12 +214,12 @@ def test_the_same_command_again_goes_on_then_says_it_is_finished(
     assert "max_steps: was 3, is 2; --resume continues" in capsys.readouterr().err
     assert main(["train", "small.yaml"]) == 0
     captured = capsys.readouterr()
-    assert "the run in runs/small goes on after step 2" in captured.err
+    assert "the run in runs/small continues after step 2" in captured.err
     result = captured.out
     for again in (["small.yaml"], ["runs/small", "--resume"]):
         assert main(["train", *again]) == 0
         captured = capsys.readouterr()
-        assert captured.err == "the run in runs/small is finished with step 3: nothing is left to do\n"
+        assert captured.err == "the run in runs/small is finished at step 3: nothing is left to do\n"
         assert captured.out == result
 
 

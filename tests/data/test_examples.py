@@ -188,7 +188,7 @@ def test_answers_are_found_by_characters(tokenizer) -> None:
         (
             ClassificationSchema(),
             {"text": "a", "label": "x"},
-            r"a single class or none \(x\), so there is nothing to tell apart",
+            r"a single class or none \(x\), so there is nothing to classify",
         ),
         (RegressionSchema(), {"text": "a", "score": "5"}, "field 'score' holds '5', not a number"),
         (
@@ -445,7 +445,7 @@ def test_examples_that_do_not_fit_together_are_refused(fields, message) -> None:
 
 def test_an_empty_document_with_an_answer_is_refused() -> None:
     """B49: it has no slot, so its answer would go to the next document."""
-    with pytest.raises(DataError, match="document 'b' holds no token; leave it out with its answer"):
+    with pytest.raises(DataError, match="document 'b' holds no token; leave it out with its label"):
         Examples(TokenStore.of([[1], [], [2]], ["a", "b", "c"]), targets=np.arange(3))
 
 

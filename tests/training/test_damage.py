@@ -96,7 +96,7 @@ def test_a_damaged_last_is_passed_over_and_kept(
     (message,) = warned(events)
     assert message.startswith("step-00000006 cannot be used (")
     assert reason in message
-    assert message.endswith(f"and is kept as step-00000006.damaged; the run in {run} goes on from step-00000004")
+    assert message.endswith(f"and is moved to step-00000006.damaged; the run in {run} continues from step-00000004")
     assert files(run / "checkpoints" / "step-00000006.damaged") == damaged
     assert result.checkpoint == run / LAST
     assert_same(run, straight[1])
@@ -108,7 +108,7 @@ def test_a_step_that_is_gone_is_passed_over(run: Path, straight: tuple[dict[str,
     train(small_config(straight[0]), run, on_event=events.append)
     (message,) = warned(events)
     assert "last points to step-00000006, which is not there" in message
-    assert "goes on from step-00000004" in message
+    assert "continues from step-00000004" in message
     assert_same(run, straight[1])
 
 
@@ -132,7 +132,7 @@ def test_a_damaged_pointer_is_put_right(
     assert events[1:] == [Finished(run, 6)]
     (message,) = warned(events)
     assert said in message
-    assert message.endswith("goes on from step-00000006, the newest that is whole")
+    assert message.endswith("continues from step-00000006, the newest that is whole")
     assert files(run) == files(straight[1])
 
 
@@ -157,7 +157,7 @@ def test_several_are_passed_over_and_no_name_is_taken_twice(run: Path, straight:
     train(small_config(straight[0]), run, on_event=events.append)
     assert [event.step for event in events if isinstance(event, Resumed)] == [2]
     kept = ["step-00000006.damaged-2", "step-00000004.damaged"]
-    assert [message.partition("kept as ")[2].partition(";")[0] for message in warned(events)] == kept
+    assert [message.partition("moved to ")[2].partition(";")[0] for message in warned(events)] == kept
     assert all((run / "checkpoints" / name).is_dir() for name in kept)
     assert_same(run, straight[1])
 
@@ -259,5 +259,5 @@ def test_a_state_of_other_parameters_is_one_line(run: Path, straight: tuple[dict
 
 def test_without_a_listener_a_warning_is_pythons(run: Path, straight: tuple[dict[str, Any], Path]) -> None:
     (run / "last").write_bytes(b"")
-    with pytest.warns(RuntimeWarning, match="goes on from step-00000006"):
+    with pytest.warns(RuntimeWarning, match="continues from step-00000006"):
         train(small_config(straight[0]), run)

@@ -19,7 +19,7 @@ from pellucid.models.build import build
 from pellucid.models.config import ModelConfig
 from pellucid.nn import losses
 from pellucid.nn.losses import Loss
-from pellucid.training.evaluation import Window, bits_per_byte, score, windows
+from pellucid.training.evaluation import ScoringWindow, bits_per_byte, score, windows
 
 
 class Spy(nn.Module):
@@ -47,7 +47,7 @@ class Spy(nn.Module):
 
 def test_twenty_tokens_in_windows_of_ten_by_five() -> None:
     """B85: each of tokens 1 … 19 once; the uniform model over 4 has perplexity 4."""
-    assert list(windows(20, 10, 5)) == [Window(0, 10, 1), Window(5, 15, 10), Window(10, 20, 15)]
+    assert list(windows(20, 10, 5)) == [ScoringWindow(0, 10, 1), ScoringWindow(5, 15, 10), ScoringWindow(10, 20, 15)]
     spy = Spy(4)
     nats, tokens = score(spy, [list(range(20))], length=10, stride=5)
     assert sorted(token for token, _ in spy.asked) == list(range(1, 20))

@@ -107,10 +107,10 @@ def test_lines_elsewhere_than_on_a_terminal() -> None:
     lines = out.getvalue().splitlines()
     assert [line.split(",")[0].split("  ")[0] for line in lines] == [
         "1", "step 3", "step 3", "step 5", "step 3",
-        "SIGINT: finishing what belongs to the step and saving; once more to stop at once",
+        "SIGINT: finishing the step and saving; send it again to stop at once",
     ]  # fmt: skip
     assert "\x1b" not in out.getvalue()
-    assert lines[1] == "step 3  loss 5.5000  rate 1.00e-03  gradient 0.750  200 tokens/s  6:00 left"
+    assert lines[1] == "step 3  loss 5.5000  learning rate 1.00e-03  gradient 0.750  200 tokens/s  6:00 left"
     assert lines[2] == "step 3  2.5000 bits/byte on 4 held-out documents, the best so far"
 
 
@@ -172,7 +172,7 @@ def test_the_validation_at_the_end_is_read_back_exactly(tmp_path: Path) -> None:
 
 
 def test_what_goes_on_or_is_finished_is_told_in_a_line() -> None:
-    assert describe(Resumed(Path("run"), 7)) == "the run in run goes on after step 7"
+    assert describe(Resumed(Path("run"), 7)) == "the run in run continues after step 7"
     assert "from its start" in describe(Resumed(Path("run"), 0))
     assert describe(Warned("last is damaged")) == "warning: last is damaged"
-    assert describe(Finished(Path("run"), 9)) == "the run in run is finished with step 9: nothing is left to do"
+    assert describe(Finished(Path("run"), 9)) == "the run in run is finished at step 9: nothing is left to do"

@@ -27,7 +27,7 @@ from pellucid.training.evaluation import bits_per_byte
 from pellucid.training.events import Event, Interrupted, Prepared, Saved, Stepped, Validated
 from pellucid.training.loop import TrainResult, train
 from pellucid.training.optim import lr_multiplier
-from pellucid.training.step import StepContext, StepResult, train_step
+from pellucid.training.step import StepContext, TrainStepResult, train_step
 
 WORDS = [
     "to",
@@ -385,7 +385,7 @@ def test_a_disk_that_fills_up_stops_the_run_with_the_last_good_checkpoint_named(
 def test_a_loss_that_is_not_finite_names_step_documents_and_checkpoint(
     tmp_path: Path, words: dict[str, Any], texts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def poisoned(model: Decoder, *batches: Any, context: StepContext, **settings: Any) -> StepResult:
+    def poisoned(model: Decoder, *batches: Any, context: StepContext, **settings: Any) -> TrainStepResult:
         if context.step == 4:
             model.norm.weight.data[0] = float("nan")
         return train_step(model, *batches, context=context, **settings)

@@ -81,7 +81,7 @@ def test_a_budget_shorter_than_the_run_is_refused(folder: Path) -> None:
 def test_a_log_that_cannot_be_written_is_refused(folder: Path) -> None:
     (folder / "run" / "metrics.jsonl").unlink()
     (folder / "run" / "metrics.jsonl").mkdir()
-    assert "metrics.jsonl is no file that can be written" in refused(
+    assert "metrics.jsonl is not a file that can be written" in refused(
         folder, again(folder, save_total_limit=1), kind=InputError
     )
 

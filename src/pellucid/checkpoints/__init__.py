@@ -1,11 +1,10 @@
 """Bytes on disk to a verified model and back.
 
-``save``, ``load``   a folder with weights, tokenizer and contract; ``load`` says what became of every tensor
-``verify``           whether a folder is what its contract says, up to a level, as a value
-``atomic``           folders and files that appear whole or not at all
+``save``, ``load``   a folder with weights, tokenizer and contract; ``load`` reports every tensor
+``verify``           compares a folder with its contract up to a level, as a value
 
-The contract (``contract``) holds the whole config and a witness (``witness``): what the weights give on a few
-probes, so that a folder proves its own forward pass.
+The contract contains the whole config and a witness: the outputs of the weights on a few probes, so that a folder
+proves its own forward pass.
 """
 
 from pellucid.checkpoints.contract import Contract

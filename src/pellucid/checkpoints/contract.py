@@ -76,7 +76,7 @@ class Contract(Config):
     tensors: dict[str, str]
     """Every stored tensor: its dtype and shape, such as ``float32[256, 64]``."""
     digests: dict[str, Digest]
-    """SHA-256 of the files beside this one, and of what this one says (whatever its spaces and order of keys)."""
+    """SHA-256 of the files beside this one, and of this one's content (whatever its spaces and order of keys)."""
     witness: Witness | None
     """Probes, and what the weights must give on them. None: saved with ``prove="digests"``."""
 

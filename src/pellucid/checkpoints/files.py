@@ -1,7 +1,11 @@
-"""Files from outside: only regular ones are opened, only so much is read, and JSON is taken at its word.
+"""Files of checkpoints: hostile ones are read safely, and new ones appear whole or not at all.
 
-A folder may hold links, pipes, or a text that is endless, deeply nested or says one thing twice. Each of these
-is one :class:`~pellucid.errors.CheckpointError`, in bounded time and memory.
+Reading: a folder may contain links, pipes, or JSON that is endless, deeply nested or repeats a name. Each of these is
+one :class:`~pellucid.errors.CheckpointError`, in bounded time and memory.
+
+Writing: a new folder is filled under a temporary name beside its target, synced to the disk and renamed. A reader of
+the target sees nothing, or everything; a crash leaves at most a folder whose name marks it as unfinished
+(:func:`discard_unfinished` removes those).
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from typing import Any, NoReturn
 
 from pellucid.errors import CheckpointError
 
-MOST_LEVELS = 16
+MAX_LEVELS = 16
 """How deep values of a JSON file may be nested."""
 
 
@@ -69,8 +73,8 @@ def read_json(path: Path, most: int) -> dict[str, Any]:
         raise CheckpointError(f"{path} cannot be read as JSON: {str(error)[:200]}") from error
     if not isinstance(data, dict):
         raise CheckpointError(f"{path} is not a mapping; it is not what its name says")
-    if any(level >= MOST_LEVELS for level, _ in enumerate(nesting_levels(data))):
-        raise CheckpointError(f"{path} nests values deeper than {MOST_LEVELS} levels; it is not what its name says")
+    if any(level >= MAX_LEVELS for level, _ in enumerate(nesting_levels(data))):
+        raise CheckpointError(f"{path} nests values deeper than {MAX_LEVELS} levels; it is not what its name says")
     return data
 
 
@@ -219,10 +223,10 @@ def _make_parents(folder: Path) -> list[Path]:
 
 
 def _temporary_name(target: Path) -> Path:
-    """A new hidden name beside ``target`` that says it is unfinished, and is no longer than names can be."""
+    """A new hidden name beside ``target`` that marks it as unfinished, no longer than names may be."""
     mark = f"{_UNFINISHED}{uuid.uuid4().hex[:12]}"
-    kept = os.fsencode(target.name)[: _LONGEST_NAME - 1 - len(mark)].decode(errors="ignore")
-    return target.with_name(f".{kept}{mark}")
+    stem = os.fsencode(target.name)[: _LONGEST_NAME - 1 - len(mark)].decode(errors="ignore")
+    return target.with_name(f".{stem}{mark}")
 
 
 def _sync_tree(folder: Path) -> None:

@@ -15,13 +15,12 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import nn
 
 from pellucid.checkpoints.load_report import MismatchError
-from pellucid.checkpoints.probe_set import Slot, WitnessProbe, probes_of
+from pellucid.checkpoints.probe_set import ProbeRecord, WitnessProbe, probes_of
 from pellucid.checkpoints.reference_forward import (
-    PROJECTIONS,
     hidden_states,
     probe_outputs,
     random_projection,
@@ -44,25 +43,6 @@ TOLERANCE = 1e-6
 
 LIVE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2, torch.bfloat16: 0.25, torch.float16: 0.25}
 """How far a model in memory, in its own dtype and on its own device, may be from the reference forward to be saved."""
-
-Projection = Annotated[tuple[float, ...], Field(min_length=PROJECTIONS, max_length=PROJECTIONS)]
-
-
-class ProbeRecord(Config):
-    """A probe and the outputs that it must have."""
-
-    probe: WitnessProbe
-    logits: tuple[Projection, ...]
-    """The projected logits of each slot in ``probe.at``, row after row, or of each document."""
-    loss: float | None = None
-    """The head's mean loss over targets that follow from the input; none with a cache."""
-    num_targets: Slot | None = None
-
-    @model_validator(mode="after")
-    def _one_per_output(self) -> ProbeRecord:
-        if len(self.logits) != self.probe.num_outputs:
-            raise ValueError(f"logits has {len(self.logits)} entries for {self.probe.num_outputs} outputs")
-        return self
 
 
 class Witness(Config):

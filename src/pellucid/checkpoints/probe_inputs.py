@@ -1,4 +1,4 @@
-"""What one stack of a model is given to read by a witness, as its own words demand."""
+"""The inputs of one stack of a model in the probes of a witness, as its config requires."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FARTHEST = 1 << 20
 """The last position of ``far`` where nothing else bounds it."""
 
 MOST_BOUNDS = 32
-"""So many different bounds of rules are met exactly; of more, as many from the smallest to the largest."""
+"""So many different bounds of rules are met exactly; of more, as many evenly from the smallest to the largest."""
 
 LARGEST_BOUND = 1 << 38
 CONTIGUOUS = 32
@@ -118,8 +118,8 @@ class StackProbeInputs:
     def lengths(self) -> Batch:
         """Documents of each length from which positions are turned otherwise, and of one token more."""
         ends = [end for length in self.scaling_lengths for end in (length - 1, length)] or [3, 4]
-        kept = ends if self.longest is None else [min(end, self.longest - 1) for end in ends]
-        return self._at_positions([sorted({0, min(1, end), end // 2, end}) for end in kept])
+        last = ends if self.longest is None else [min(end, self.longest - 1) for end in ends]
+        return self._at_positions([sorted({0, min(1, end), end // 2, end}) for end in last])
 
     def first_chunk(self) -> int | None:
         """How many tokens the first chunk of a cache must hold; None: all."""
@@ -157,7 +157,7 @@ def _numbers(stack: TransformerConfig) -> set[int]:
 
 
 def _bucket_bounds(stack: TransformerConfig, schemes: Sequence[PositionConfig]) -> set[int]:
-    """The distances at which learned biases go on to another bucket."""
+    """The distances at which learned biases change to another bucket."""
     biases = [builders.bias(stack.attention, scheme) for scheme in schemes]
     return {bound for bias in biases if isinstance(bias, RelativeBias) for bound in bias.bounds}
 
@@ -183,7 +183,7 @@ def _trained_lengths(schemes: Sequence[PositionConfig]) -> set[int]:
 
 
 def _prefix_first_chunk(rule: Rule) -> int | None:
-    """2 if a cache may go on behind a first chunk that holds the first two tokens, a group; None: it may not."""
+    """2 if a cache may continue after a first chunk with the first two tokens, a group; None if it may not."""
     batch = Batch.from_rows([[0] * 8])
     groups = (batch.positions < 2).long()
     whole = Batch(batch.tokens, batch.positions, batch.segments, None, groups).coordinates()

@@ -29,6 +29,9 @@ from pellucid.configfile import Config
 from pellucid.models.config import ModelConfig
 from pellucid.models.configs import RegressionHeadConfig, SentenceEmbeddingHeadConfig, SequenceClassificationHeadConfig
 
+PROJECTIONS = 4
+"""Numbers stored of each output: Σ ±logit / sqrt(V), signs from ``splitmix64(id)``; up to 4 logits unchanged."""
+
 LONGEST_ROW = 1100
 
 GAINS = (4.0, 64.0, 1024.0)
@@ -47,6 +50,7 @@ Rows = Annotated[
     Field(min_length=1, max_length=8),
 ]
 Gain = Annotated[float, Field(gt=0, le=1 << 20)]
+Projection = Annotated[tuple[float, ...], Field(min_length=PROJECTIONS, max_length=PROJECTIONS)]
 
 _REQUIRED = ("tokens", "positions", "segments")
 _FIELDS = (*_REQUIRED, "groups", "types")
@@ -123,6 +127,23 @@ class WitnessProbe(Config):
         if self.at is None:
             return sum(piece.documents for piece in self.pieces())
         return sum(map(len, self.at))
+
+
+class ProbeRecord(Config):
+    """A probe and the outputs that it must have."""
+
+    probe: WitnessProbe
+    logits: tuple[Projection, ...]
+    """The projected logits of each slot in ``probe.at``, row after row, or of each document."""
+    loss: float | None = None
+    """The head's mean loss over targets that follow from the input; none with a cache."""
+    num_targets: Slot | None = None
+
+    @model_validator(mode="after")
+    def _one_per_output(self) -> ProbeRecord:
+        if len(self.logits) != self.probe.num_outputs:
+            raise ValueError(f"logits has {len(self.logits)} entries for {self.probe.num_outputs} outputs")
+        return self
 
 
 def probes_of(config: ModelConfig) -> dict[str, WitnessProbe]:

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from pellucid.batch import IGNORED, Batch
 from pellucid.checkpoints.probe_inputs import splitmix64
-from pellucid.checkpoints.probe_set import WitnessProbe
+from pellucid.checkpoints.probe_set import PROJECTIONS, WitnessProbe
 from pellucid.checkpoints.weights import ReadTensor
 from pellucid.data.objectives import causal
 from pellucid.models import configs
@@ -162,10 +162,6 @@ def _first_branches(stack: Model) -> list[nn.Module]:
             branches = (block.attention, getattr(block, "cross_attention", None), block.ffn)
             found |= dict.fromkeys(branch for branch in branches if isinstance(branch, nn.Module))
     return list(found)
-
-
-PROJECTIONS = 4
-"""Numbers kept of each output: Σ ±logit / sqrt(V), signs from bits of ``splitmix64(id)``; up to 4 logits unchanged."""
 
 
 @torch.no_grad()

@@ -264,16 +264,17 @@ def _float_type(dtype: object) -> torch.dtype | None:
 
 def _usable_device(device: object) -> torch.device:
     """``device``, if tensors can be put there."""
-    wrong = f"device is {_shown(device)}, but a device like 'cpu' or 'cuda:0' is wanted; leave it out for the CPU"
-    if not isinstance(device, str | torch.device):
-        raise CheckpointError(wrong)
     try:
+        if not isinstance(device, str | torch.device):
+            raise TypeError(device)
         found = torch.device(device)
-    except RuntimeError as error:
-        raise CheckpointError(wrong) from error
+    except (RuntimeError, TypeError) as error:
+        raise CheckpointError(
+            f"device is {_shown(device)}, but a device like 'cpu' or 'cuda:0' is wanted; leave it out for the CPU"
+        ) from error
     if found.type == "meta":
         raise CheckpointError("device is 'meta', which holds no weights; build(config, device='meta') needs no folder")
-    if reason := why_unusable(found):
+    if found.type != "cpu" and (reason := why_unusable(found)):
         raise CheckpointError(f"device is {str(found)!r}, which cannot be used here: {reason}; choose cpu")
     return found
 

@@ -1,7 +1,7 @@
-"""The part of the witness that is about text: what the tokenizer and the chat template must give.
+"""The witness of text: the outputs of the tokenizer and the chat template.
 
-A digest says that ``tokenizer.json`` is the same file. This says what it *means*: what every id stands for, into which
-ids some lines of many kinds are cut, and which ids a few small chats become. Nothing in it depends on chance.
+A digest proves that ``tokenizer.json`` is the same file. This proves what it *means*: what every id stands for, the ids
+of some lines of many kinds, and the ids of a few small chats. Nothing in it depends on chance.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Message(Config):
 
 
 class Chat(Config):
-    """A small chat, and what the template is told besides."""
+    """A small chat, and the template's other variables."""
 
     messages: tuple[Message, ...]
     add_generation_prompt: bool = True
@@ -53,29 +53,29 @@ class Chat(Config):
 
     def ids(self, tokenizer: Tokenizer, template: ChatTemplate) -> list[int]:
         """The chat's ids."""
-        told = {"date_string": self.date_string, "enable_thinking": self.enable_thinking}
-        variables = {name: value for name, value in told.items() if value is not None}
+        given = {"date_string": self.date_string, "enable_thinking": self.enable_thinking}
+        variables = {name: value for name, value in given.items() if value is not None}
         messages = [message.model_dump() for message in self.messages]
         return encode_chat(tokenizer, template, messages, self.add_generation_prompt, **variables)
 
 
 class ChatFingerprint(Config):
-    """What a chat must become; no ids where the template refuses it."""
+    """A chat and the ids it must have; None where the template refuses it."""
 
-    asked: Chat
+    chat: Chat
     ids: Ids | None
 
 
 class TokenizerFingerprint(Config):
-    """What a tokenizer and a chat template must give."""
+    """The outputs that a tokenizer and a chat template must have."""
 
     tokens: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    """SHA-256 over what every id stands for, and what its text is cut into."""
+    """SHA-256 over what every id stands for, and the ids of its text."""
     sample: Lines
     ids: Annotated[tuple[Ids, ...], Field(max_length=16)]
     """The ids of each line of ``sample``."""
     decoded: Lines
-    """The text that those ids give back."""
+    """The decoded text of those ids."""
     chats: dict[str, ChatFingerprint] | None
     """None without a chat template."""
 
@@ -91,13 +91,13 @@ CHATS = {
     "dialogue": _chat(" Hello,\nthere! ", "Hi. ", "And 2 + 2?"),
     "system": _chat("Who are you?", system="Be brief."),
     "answered": _chat("Ping", "Pong", add_generation_prompt=False),
-    "told": _chat("Which day is it?", date_string="1 January 2000", enable_thinking=False),
+    "variables": _chat("Which day is it?", date_string="1 January 2000", enable_thinking=False),
 }
-"""What templates are asked: each may refuse some, not all."""
+"""The chats of every template: it may refuse some of them, not all."""
 
 
 def tokenizer_fingerprint(tokenizer: Tokenizer, template: ChatTemplate | None) -> TokenizerFingerprint:
-    """Ask ``tokenizer`` and ``template``. A template that can render none of the chats is refused."""
+    """The fingerprint of ``tokenizer`` and ``template``. A template that can render none of the chats is refused."""
     ids, decoded = _cut(tokenizer, SAMPLE)
     chats = None if template is None else _chats(tokenizer, template)
     return TokenizerFingerprint(tokens=tokens_digest(tokenizer), sample=SAMPLE, ids=ids, decoded=decoded, chats=chats)
@@ -106,37 +106,37 @@ def tokenizer_fingerprint(tokenizer: Tokenizer, template: ChatTemplate | None) -
 def compare_tokenizer(
     kept: TokenizerFingerprint, tokenizer: Tokenizer, template: ChatTemplate | None
 ) -> Iterator[tuple[str, str, int]]:
-    """(probe, what, in how many places it differs) for everything in ``kept``, asked again."""
+    """(probe, what, in how many places it differs) for everything in ``kept``, computed again."""
     yield "tokens", "digest of what ids stand for", int(tokens_digest(tokenizer) != kept.tokens)
     ids, decoded = _cut(tokenizer, kept.sample)
     yield "sample", "ids", _differ(sum(ids, ()), sum(kept.ids, ())) or int(ids != kept.ids)
-    yield "sample", "text that comes back", _differ(decoded, kept.decoded)
+    yield "sample", "decoded text", _differ(decoded, kept.decoded)
     for name, answer in (kept.chats or {}).items():
         assert template is not None
         try:
-            found: tuple[int, ...] | None = tuple(answer.asked.ids(tokenizer, template))
+            found: tuple[int, ...] | None = tuple(answer.chat.ids(tokenizer, template))
         except InputError:
             found = None
         yield f"chat {name}", "ids", _differ(found or (), answer.ids or ()) or int(found != answer.ids)
-    asked = {name: answer.asked for name, answer in (kept.chats or {}).items()}
+    chats = {name: answer.chat for name, answer in (kept.chats or {}).items()}
     wanted = {} if template is None else CHATS
-    yield "text", "questions", int(kept.sample != SAMPLE) + int(asked != wanted)
+    yield "text", "inputs", int(kept.sample != SAMPLE) + int(chats != wanted)
 
 
 @lru_cache(maxsize=2)
 def tokens_digest(tokenizer: Tokenizer) -> str:
     """SHA-256 over every id and what it stands for: its bytes, or its spelling where it is no sequence of bytes.
 
-    Also the ids that the text of each is cut into, so that every merge has its say.
+    It also covers the ids of each token's text, so that it depends on every merge.
     """
     special = {id_: spelling for spelling, id_ in tokenizer.special_ids.items()}
     known = hashlib.sha256()
     try:
-        held = {id_: _bytes(tokenizer, id_) for id_ in range(tokenizer.vocab_size) if id_ not in special}
+        pieces = {id_: _bytes(tokenizer, id_) for id_ in range(tokenizer.vocab_size) if id_ not in special}
         for id_ in range(tokenizer.vocab_size):
-            text = f"special {special[id_]}" if id_ in special else f"bytes {held[id_].hex()}"
+            text = f"special {special[id_]}" if id_ in special else f"bytes {pieces[id_].hex()}"
             known.update(f"{id_} {text}\n".encode())
-        texts = [data.decode("utf-8", "ignore") for data in held.values()]
+        texts = [data.decode("utf-8", "ignore") for data in pieces.values()]
         known.update(repr(tokenizer.encode_many(texts)).encode())
     except UnsupportedError:
         parts = json.loads(tokenizer.to_json())
@@ -174,7 +174,7 @@ def _chats(tokenizer: Tokenizer, template: ChatTemplate) -> dict[str, ChatFinger
             ids = tuple(chat.ids(tokenizer, template))
         except InputError as error:
             errors.append(error)
-        answers[name] = ChatFingerprint(asked=chat, ids=ids)
+        answers[name] = ChatFingerprint(chat=chat, ids=ids)
     if len(errors) == len(CHATS):
         raise CheckpointError(f"no chat can be written with the chat template; {errors[0]}") from errors[0]
     return answers

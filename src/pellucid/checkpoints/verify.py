@@ -1,4 +1,4 @@
-"""Whether a folder is what its contract says, as a value: for the command line, other programs and reports."""
+"""Verification of a folder against its contract, as a value: for the command line, other programs and reports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FIRST = {
 UNWITNESSED = {
     **{f"model.{stack}{field}": reason for stack in ("", "encoder.") for field, reason in _FIRST.items()},
     "model.cross_attention.qk_norm.after_positions": "nothing is turned between two stacks",
-    "digests": "whoever changes a file can note its new digest; the witness asks what the files give",
+    "digests": "whoever changes a file can note its new digest; the witness compares their outputs",
     "witness.tolerance": "a smaller one than was written passes while every output still is within it",
 }
 """Fields of the contract that another value can be written into, digests made to fit, and why that is not seen."""
@@ -35,17 +35,17 @@ UNSEEN = {
     "limits that nothing reaches": (
         "clips and caps that a thousand times of what the first layer of each kind is given stays below"
     ),
-    "tokens and chats that are not asked": "merges, rules or turns that no sample line and no small chat needs",
-    "what a file holds besides": "spaces, order and comments of the files, where the same is read from them",
+    "tokens and chats that are not in the witness": "merges, rules or turns that none of their texts needs",
+    "formatting of the files": "spaces, order and comments of the files, where the same is read from them",
 }
-"""Changes that can be signed anew without being seen, in fields where others are."""
+"""Changes that can be signed again without being seen, in fields where others are seen."""
 
 
 @dataclass(frozen=True)
 class Verification:
     """What :func:`verify` found; ``problem`` is empty when everything up to ``level`` is as the contract says.
 
-    ``differences`` has the outputs that were asked: all, or those up to the first that is too far off.
+    ``differences`` has the outputs that were compared: all, or those up to the first that is too far off.
     """
 
     path: str

@@ -59,7 +59,7 @@ def demo(minutes: MinutesOption = None, out: Out = Path("runs/demo"), as_json: c
     with console_listener() as listener:
         result = train(config, out, on_event=listener)
     if result.interrupted:
-        typer.echo(f"stopped; go on with: pellucid train {out} --resume", err=True)
+        typer.echo(f"stopped; resume with: pellucid train {out} --resume", err=True)
         raise typer.Exit(128 + signal.Signals[result.signal])
     summary, report = _summary(config, result, started)
     _finish(out, summary, report, as_json)

@@ -34,7 +34,7 @@ _MEASURE = (
 
 
 def heldout_text(config: TrainConfig) -> str:
-    """A few lines that a run of ``config`` never learns from; of Python, where a definition begins."""
+    """A few lines that a run of ``config`` never trains on; of Python, where a definition begins."""
     from pellucid.errors import InputError
     from pellucid.training.datasets import open_data
 
@@ -49,7 +49,7 @@ def heldout_text(config: TrainConfig) -> str:
 
 
 def token_view(checkpoint: Checkpoint, text: str) -> TokenView:
-    """The first tokens of ``text``, asked of the checkpoint's model in float32 on the CPU."""
+    """The first tokens of ``text``, run through the checkpoint's model in float32 on the CPU."""
     import torch
 
     from pellucid.audits import expected_flow
@@ -75,12 +75,12 @@ def token_view(checkpoint: Checkpoint, text: str) -> TokenView:
         moved_TT.tolist(),
         tuple(f"{index}: {rule.describe()}" for index, rule in enumerate(probe.rules)),
         _MEASURE,
-        "Changes that float32 rounding can make are taken for none.",
+        "Changes within float32 rounding count as none.",
     )
 
 
 def can_be_shown(model: Model) -> bool:
-    """Whether :func:`token_view` has something to show: one stack, which says something of each token's vocabulary."""
+    """Whether :func:`token_view` can show this model: one stack, with logits over the vocabulary."""
     from pellucid.models.config import ModelConfig
     from pellucid.models.configs import VOCABULARY
 

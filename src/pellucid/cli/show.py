@@ -56,7 +56,7 @@ def _as_data(folder: Folder) -> dict[str, Any]:
 
 
 def _summary(folder: Folder) -> Table:
-    """What one asks first, in a few lines."""
+    """The most important facts, in a few lines."""
     from pellucid.records import Table
 
     contract = folder.contract
@@ -97,9 +97,9 @@ def _layer(layer: str | LayerConfig) -> str:
     """A layer: its rule, and what it has of its own."""
     if isinstance(layer, str):
         return layer
-    said = layer.model_dump(mode="json", exclude_none=True)
+    fields = layer.model_dump(mode="json", exclude_none=True)
     own = [
-        f"{name} {part['kind'] if isinstance(part, dict) else part}" for name, part in said.items() if name != "rule"
+        f"{name} {part['kind'] if isinstance(part, dict) else part}" for name, part in fields.items() if name != "rule"
     ]
     return f"{layer.rule} ({', '.join(own)})" if own else layer.rule
 
@@ -148,7 +148,7 @@ def _contract_lines(folder: Folder) -> list[str]:
 
 
 def _cases(contract: Contract) -> dict[str, Any] | None:
-    """What the witness asks: sizes of the inputs, and how many answers are kept."""
+    """The probes of the witness: sizes of the inputs, and the number of outputs."""
     witness = contract.witness
     if witness is None:
         return None
@@ -200,10 +200,10 @@ def _parameters(folder: Folder) -> int:
 
 def _part(part: Any) -> str:
     """A part of a config: its kind and what it sets."""
-    return _said(part.model_dump(mode="json", exclude_none=True))
+    return _described(part.model_dump(mode="json", exclude_none=True))
 
 
-def _said(values: dict[str, Any]) -> str:
+def _described(values: dict[str, Any]) -> str:
     kind = values.pop("kind", "")
-    told = [f"{name} {_said(value) if isinstance(value, dict) else value}" for name, value in values.items()]
-    return f"{kind} ({', '.join(told)})" if told else str(kind)
+    fields = [f"{name} {_described(value) if isinstance(value, dict) else value}" for name, value in values.items()]
+    return f"{kind} ({', '.join(fields)})" if fields else str(kind)

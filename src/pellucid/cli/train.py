@@ -31,7 +31,7 @@ Out = Annotated[
     typer.Option(help="The run folder. Default: runs/ and the config's name.", show_default=False),
 ]
 Resume = Annotated[
-    bool, typer.Option("--resume", help="Want a run to go on with; its length and bookkeeping may change.")
+    bool, typer.Option("--resume", help="Require a run to resume; its length and bookkeeping may change.")
 ]
 TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Write scalars for TensorBoard too.")]
 PrintConfig = Annotated[bool, typer.Option("--print-config", help="Print the whole configuration and stop.")]
@@ -49,7 +49,7 @@ def train(
     """Train a model; Ctrl-C or SIGTERM finishes the step with its validation, saves and stops.
 
     The exit code is then 130 or 143, and a second signal stops at once. A run folder that holds a run of the same
-    configuration goes on from its last checkpoint, as if it had never stopped. Its report.html shows the run.
+    configuration is resumed from its last checkpoint, as if it had never stopped. Its report.html shows the run.
 
     \b
     Example:
@@ -107,7 +107,7 @@ def _places(config: str, out: Path | None, resume: bool) -> tuple[Path, Path]:
     if path.is_dir():
         if not resume or out is not None:
             raise typer.BadParameter(
-                f"{config} is a folder; give a configuration, or {config} --resume to go on with its run"
+                f"{config} is a folder; give a configuration, or {config} --resume to resume its run"
             )
         return path / "config.yaml", path
     return path, out if out is not None else Path("runs") / path.stem

@@ -30,10 +30,10 @@ def verify(checkpoint: common.Checkpoint, level: Level = None, as_json: common.J
     Example:
       pellucid verify my-model --level digests
     """
-    from pellucid.checkpoints import verify as ask
+    from pellucid.checkpoints import verify as verify_folder
     from pellucid.reports import show
 
-    found = ask(checkpoint, None if level is None else _level(level))
+    found = verify_folder(checkpoint, None if level is None else _level(level))
     if as_json:
         common.print_json(found.to_dict())
     else:

@@ -31,7 +31,7 @@ VARIABLES: Mapping[str, type] = {
     "date_string": str,
     "enable_thinking": bool,
 }
-"""What a template may be told besides the messages; the tokens are the tokenizer's unless they are given."""
+"""Variables that a template may use besides the messages; the tokens default to the tokenizer's."""
 
 Messages = Sequence[Mapping[str, str]]
 _LARGEST_TEXT = 16 << 20
@@ -39,7 +39,7 @@ _PRIVATE = range(0xF0000, 0xFFFFE)
 
 
 @runtime_checkable
-class Encoder(Protocol):
+class TextEncoder(Protocol):
     """What plain text needs of a tokenizer."""
 
     @property
@@ -49,8 +49,8 @@ class Encoder(Protocol):
 
 
 @runtime_checkable
-class ChatEncoder(Encoder, Protocol):
-    """What a chat needs besides."""
+class ChatEncoder(TextEncoder, Protocol):
+    """What a chat needs in addition."""
 
     @property
     def eos_id(self) -> int | None: ...
@@ -125,7 +125,7 @@ PLAIN = ChatTemplate(
 """The template of a model that brings none: plain turns, each on a line of its own, a reply closed by the end token."""
 
 
-def encode_prompt(tokenizer: Encoder, text: str) -> list[int]:
+def encode_prompt(tokenizer: TextEncoder, text: str) -> list[int]:
     """The ids of a plain prompt, the begin token before them."""
     return with_begin(tokenizer.bos_id, tokenizer.encode(text))
 
@@ -151,12 +151,12 @@ def encode_chat(
 
 
 def reply_end(tokenizer: ChatEncoder, template: ChatTemplate) -> int | None:
-    """The special token that the template writes after an assistant's words, None where there is none."""
-    said = f"reply {secrets.randbits(64)}"
-    messages = [{"role": "user", "content": "question"}, {"role": "assistant", "content": said}]
+    """The special token that the template writes after an assistant's reply; None if there is none."""
+    reply = f"reply {secrets.randbits(64)}"
+    messages = [{"role": "user", "content": "question"}, {"role": "assistant", "content": reply}]
     pieces = list(_pieces(tokenizer, template, messages, False, {}))
-    spoken = next((at for at, piece in enumerate(pieces) if said in piece.text), len(pieces))
-    return next((piece.special for piece in pieces[spoken:] if piece.special is not None), None)
+    start = next((at for at, piece in enumerate(pieces) if reply in piece.text), len(pieces))
+    return next((piece.special for piece in pieces[start:] if piece.special is not None), None)
 
 
 def _pieces(
@@ -184,10 +184,10 @@ def _pieces(
 
 
 class _Marks:
-    """What stands for special tokens while a template is rendered: three characters that nothing else holds.
+    """Placeholders of special tokens while a template is rendered: three characters that occur nowhere else.
 
-    They are private-use characters, drawn anew for each chat and absent from all that goes into it, so nobody can
-    write one, and one that a template takes apart can be told.
+    They are private-use characters, drawn for each chat and absent from all its inputs, so nobody can write one, and
+    one that a template splits is detected.
     """
 
     def __init__(self, special_ids: Mapping[str, int], inputs: str) -> None:
@@ -220,13 +220,13 @@ class _Marks:
 
 
 def _absent(count: int, inputs: str) -> list[str]:
-    """So many private-use characters that ``inputs`` does not hold, and nobody could foresee."""
-    held = {ord(character) for character in set(inputs) if ord(character) >= _PRIVATE.start}
-    if count + len(held) > len(_PRIVATE) // 2:
-        raise InputError(f"the chat holds {len(held)} different private-use characters; take some out")
+    """``count`` private-use characters that are not in ``inputs`` and cannot be foreseen."""
+    used = {ord(character) for character in set(inputs) if ord(character) >= _PRIVATE.start}
+    if count + len(used) > len(_PRIVATE) // 2:
+        raise InputError(f"the chat holds {len(used)} different private-use characters; take some out")
     found: dict[int, None] = {}
     while len(found) < count:
-        if (drawn := _PRIVATE[secrets.randbelow(len(_PRIVATE))]) not in held:
+        if (drawn := _PRIVATE[secrets.randbelow(len(_PRIVATE))]) not in used:
             found[drawn] = None
     return list(map(chr, found))
 
@@ -239,18 +239,18 @@ def _refuse_composed(marks: _Marks, pieces: Sequence[TemplatePiece]) -> None:
     for text, special in pieces:
         if special is None and (found := marks.tokens.search(text)):
             raise InputError(
-                f"the chat template puts the special token {found[0]!r} together from parts, where it cannot be told "
-                "from text that only spells it; write it in one piece"
+                f"the chat template puts the special token {found[0]!r} together from parts, where it is "
+                "indistinguishable from text that only spells it; write it in one piece"
             )
 
 
 def _variables(messages: Messages, add_generation_prompt: bool, variables: Mapping[str, str | bool]) -> dict[str, Any]:
-    """Everything that a template is told, checked."""
+    """All variables of a template, checked."""
     for name, value in variables.items():
         if name not in VARIABLES:
             near = difflib.get_close_matches(name, VARIABLES, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(VARIABLES)}"
-            raise InputError(f"a chat template is not told {name[:40]!r}; {hint}")
+            raise InputError(f"a chat template has no variable {name[:40]!r}; {hint}")
         if type(value) is not VARIABLES[name]:
             wanted = "true or false" if VARIABLES[name] is bool else "text"
             raise InputError(f"{name} is {value!r:.40}, but must be {wanted}")

@@ -20,7 +20,7 @@ Source = str | os.PathLike[str] | Sequence["str | os.PathLike[str] | Document"]
 SPLITS = ("train", "heldout", "all")
 
 HELDOUT_SHARE = 1 / 64
-"""How much of a corpus is kept from training, unless said otherwise."""
+"""The default share of a corpus that is held out from training."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class Corpus:
         return self._summary.documents
 
     def __bool__(self) -> bool:
-        """A corpus is something, whatever it holds; asking costs nothing."""
+        """A corpus is always true, even when empty, without reading it."""
         return True
 
     @property

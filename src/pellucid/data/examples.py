@@ -18,10 +18,10 @@ COLUMNS = ("labels", "groups", "types")
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Documents with answers; a :class:`~pellucid.data.Loader` keeps each answer with its document.
+    """Documents with labels; a :class:`~pellucid.data.Loader` keeps each label with its document.
 
     ``columns`` (any of labels, groups, types) have one entry a token of ``store``. ``targets`` has one a document,
-    as in :class:`~pellucid.data.Batch`. ``source`` holds what an encoder reads, document for document. ``together``
+    as in :class:`~pellucid.data.Batch`. ``source`` has the encoder's input, document for document. ``together``
     neighbours always share a row. Only documents that are not ``whole`` may be cut into pieces. ``classes`` names
     the classes, in order.
     """
@@ -50,7 +50,7 @@ class Examples:
             raise DataError("documents with targets, a source or partners cannot be cut into pieces; set whole")
         if self.whole and not self.store.lengths.all():
             number = int((self.store.lengths == 0).argmax())
-            raise DataError(f"document {self.store.name(number)!r} holds no token; leave it out with its answer")
+            raise DataError(f"document {self.store.name(number)!r} holds no token; leave it out with its label")
 
     def __len__(self) -> int:
         return len(self.store)
@@ -69,10 +69,10 @@ class Examples:
     def cut(self, length: int, source_length: int | None = None) -> Examples:
         """Each document down to its first ``length`` tokens, and each source to ``source_length``.
 
-        A span (``targets`` ``[C, 2]``) that is no longer wholly there becomes :data:`IGNORED`, twice.
+        A span (``targets`` ``[C, 2]``) that is no longer complete becomes :data:`IGNORED`, twice.
         Groups share a row, so each of their documents gets its part of ``length``.
         """
-        store, kept = _truncated(self.store, length // self.together)
+        store, index = _truncated(self.store, length // self.together)
         source = self.source
         if source is not None and source_length is not None:
             source, _ = _truncated(source, source_length)
@@ -80,7 +80,7 @@ class Examples:
         if targets is not None and targets.dtype.kind == "i" and targets.ndim == 2:
             lost = targets[:, 1] >= store.lengths
             targets = np.where(lost[:, None], IGNORED, targets)
-        columns = {name: column[kept] for name, column in self.columns.items()}
+        columns = {name: column[index] for name, column in self.columns.items()}
         return replace(self, store=store, columns=columns, targets=targets, source=source)
 
 
@@ -89,6 +89,6 @@ def _truncated(store: TokenStore, length: int) -> tuple[TokenStore, np.ndarray]:
     if length < 1:
         raise DataError(f"documents cannot be cut to {length} tokens; keep 1 or more")
     sizes = np.minimum(store.lengths, length)
-    kept, _ = concat_ranges(store.bounds[:-1], sizes)
+    index, _ = concat_ranges(store.bounds[:-1], sizes)
     bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
-    return replace(store, tokens=store.tokens[kept], bounds=bounds), kept
+    return replace(store, tokens=store.tokens[index], bounds=bounds), index

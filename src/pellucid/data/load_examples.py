@@ -60,15 +60,17 @@ def _records(source: Source, fields: Sequence[str], heldout_share: float) -> Ite
 
 
 def _classes(form: RecordSchema, records: Sequence[Record]) -> tuple[str, ...]:
-    """Every class that is met: numbers by size, texts by letters."""
-    met = {name for record in records for name in form.label_values(record)}
-    if twice := sorted(name for name in met if isinstance(name, str) and name in {str(n) for n in met if n != name}):
+    """Every class in the records: numbers by size, then texts alphabetically."""
+    found = {name for record in records for name in form.label_values(record)}
+    if twice := sorted(
+        name for name in found if isinstance(name, str) and name in {str(n) for n in found if n != name}
+    ):
         raise DataError(
-            f"the class {printable(twice[0])!r} is met as a number and as text, which no list of names can tell apart; "
+            f"the class {printable(twice[0])!r} occurs as a number and as text, which have the same name; "
             "write it in one way"
         )
-    if isinstance(form, ClassificationSchema | TokenClassificationSchema) and len(met) < 2:
-        only = ", ".join(printable(name) for name in met) or "none"
-        raise DataError(f"the examples have a single class or none ({only}), so there is nothing to tell apart")
-    numbers = sorted(name for name in met if isinstance(name, int))
-    return (*map(str, numbers), *sorted(name for name in met if isinstance(name, str)))
+    if isinstance(form, ClassificationSchema | TokenClassificationSchema) and len(found) < 2:
+        only = ", ".join(printable(name) for name in found) or "none"
+        raise DataError(f"the examples have a single class or none ({only}), so there is nothing to classify")
+    numbers = sorted(name for name in found if isinstance(name, int))
+    return (*map(str, numbers), *sorted(name for name in found if isinstance(name, str)))

@@ -2,8 +2,8 @@
 
 The stream is one sequence of rows: epoch after epoch, each a new shuffle of all rows. Batch i takes the next
 ``world_size · batch_size`` rows and rank r the r-th ``batch_size`` of them, so all batches are full and have
-one shape (an objective that writes rows anew, as span corruption does, may give others), ranks never share a
-row, each row comes once an epoch, and one number says where the stream is.
+one shape (an objective that rewrites rows, as span corruption does, may return others), ranks never share a
+row, each row comes once an epoch, and one number is the position in the stream.
 What an objective draws follows from the seed, that number and the rank, so it is resumed exactly too.
 """
 
@@ -126,12 +126,12 @@ class Loader:
 
     @property
     def batches(self) -> int:
-        """Batches given so far, which is the number of the next."""
+        """Batches returned so far, which is the number of the next."""
         return self._batch
 
     @property
     def epoch(self) -> float:
-        """Epochs given so far."""
+        """Epochs returned so far."""
         return self._batch * self.world_size * self.batch_size / self.rows
 
     # ---- batches
@@ -153,7 +153,7 @@ class Loader:
         return self._assemble(self._rows_of(number), (_SHUFFLED, number))
 
     def names(self, number: int | None = None) -> list[str]:
-        """The documents that a batch (default: the last one given) holds tokens of, in order, each once."""
+        """The documents in a batch (default: the last one returned), in order, each once."""
         last = max(self._batch - 1, 0) if number is None else number
         pieces = np.concatenate([np.arange(self._row[r], self._row[r + 1]) for r in self._rows_of(last)])
         return [self.store.name(document) for document in dict.fromkeys(self._document[pieces].tolist())]
@@ -186,23 +186,23 @@ class Loader:
     def _assemble(self, rows: np.ndarray, draw: tuple[int, int]) -> Batch:
         """These rows, then rows of padding, as a labelled batch."""
         examples = self.examples
-        held = self._row[rows + 1] - self._row[rows]
-        pieces, _ = concat_ranges(self._row[rows], held)
+        num_pieces = self._row[rows + 1] - self._row[rows]
+        pieces, _ = concat_ranges(self._row[rows], num_pieces)
         document = self._document[pieces]
         batch = assemble_rows(
-            self.store.tokens, examples.columns, self._start[pieces], self._size[pieces], held, self._shape
+            self.store.tokens, examples.columns, self._start[pieces], self._size[pieces], num_pieces, self._shape
         )
         if examples.source is not None:
             begins, sizes = examples.source.bounds[document], examples.source.lengths[document]
             batch = replace(
-                batch, source=assemble_rows(examples.source.tokens, {}, begins, sizes, held, self._source_shape)
+                batch, source=assemble_rows(examples.source.tokens, {}, begins, sizes, num_pieces, self._source_shape)
             )
         if examples.targets is not None:
             batch = replace(batch, targets=torch.from_numpy(examples.targets[document]))
         seed = np.random.SeedSequence([self.seed, *draw, self.rank]).generate_state(1, np.uint64)
         return self.objective(batch, torch.Generator().manual_seed(int(seed[0])))
 
-    # ---- where the stream is
+    # ---- state
 
     def _identity(self) -> dict[str, Any]:
         return {
@@ -215,11 +215,11 @@ class Loader:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the stream is, and of what stream; plain values, the same on every rank."""
+        """The position in the stream, and which stream it is; plain values, the same on every rank."""
         return {"batch": self._batch, **self._identity()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on exactly where ``state`` was taken; the state of another stream is refused."""
+        """Continue exactly where ``state`` was saved; the state of another stream is refused."""
         own = self._identity()
         if set(state) != {"batch", *own}:
             wanted = ", ".join(sorted({"batch", *own}))
@@ -227,7 +227,7 @@ class Loader:
         for name, value in own.items():
             if state[name] != value:
                 raise DataError(
-                    f"the state was taken with {name} {state[name]!r}, but this loader has {value!r}; "
+                    f"the state was saved with {name} {state[name]!r}, but this loader has {value!r}; "
                     "resume with the same data and settings, or start a new run"
                 )
         batch = state["batch"]

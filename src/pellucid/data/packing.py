@@ -1,6 +1,6 @@
-"""Documents into rows of one length, with nothing lost and nothing learnt twice.
+"""Documents into rows of one length, with no token pair lost and none trained twice.
 
-Rows are filled in the order of the stream. A document that does not fit into what is left of a row goes on
+Rows are filled in the order of the stream. A document that does not fit into the rest of a row continues
 in the next one, as a document of its own whose positions start at 0. For the next token, the piece there begins
 with the last token of the piece before, so that every pair (token, next token) of a document is trained exactly
 once; other objectives say by ``overlap`` how many tokens the pieces share. What has one answer a document, or
@@ -66,7 +66,7 @@ def pack_whole(
 ) -> Iterator[list[DocumentSlice]]:
     """Rows of whole documents. ``sizes[d]`` are the tokens of document d, or of both halves of pair d.
 
-    ``length`` is what a row holds of each. ``together`` neighbours always share a row; ``join=False`` gives
+    ``length`` is a row's capacity for each. ``together`` neighbours always share a row; ``join=False`` gives
     each such group a row of its own.
 
     >>> [[piece.document for piece in row] for row in whole([(3,), (4,), (2,)], (6,))]
@@ -97,22 +97,22 @@ def pack(documents: Iterable[Sequence[int]], length: int, *, join: bool = True) 
     >>> list(pack([[1, 2, 3], [4, 5, 6, 7]], length=5))
     [[[1, 2, 3], [4, 5]], [[5, 6, 7]]]
     """
-    held: dict[int, Sequence[int]] = {}
+    pending: dict[int, Sequence[int]] = {}
 
     def lengths() -> Iterator[int]:
         for number, document in enumerate(documents):
-            held[number] = document
+            pending[number] = document
             yield len(document)
 
-    return _gather(pack_split(lengths(), length, join=join), held)
+    return _gather(pack_split(lengths(), length, join=join), pending)
 
 
-def _gather(rows: Iterator[list[DocumentSlice]], held: dict[int, Sequence[int]]) -> Iterator[list[list[int]]]:
-    """The tokens of the pieces; documents that the stream has passed are let go."""
+def _gather(rows: Iterator[list[DocumentSlice]], pending: dict[int, Sequence[int]]) -> Iterator[list[list[int]]]:
+    """The tokens of the pieces; documents that the stream has passed are released."""
     for row in rows:
-        yield [list(held[piece.document][piece.start : piece.stop]) for piece in row]
-        for number in [number for number in held if number < row[-1].document]:
-            del held[number]
+        yield [list(pending[piece.document][piece.start : piece.stop]) for piece in row]
+        for number in [number for number in pending if number < row[-1].document]:
+            del pending[number]
 
 
 _EMPTY = {"labels": IGNORED, "groups": 0, "types": 0}
@@ -123,19 +123,19 @@ def assemble_rows(
     columns: Mapping[str, np.ndarray],
     starts: np.ndarray,
     sizes: np.ndarray,
-    held: np.ndarray,
+    num_pieces: np.ndarray,
     shape: tuple[int, int],
 ) -> Batch:
-    """Rows of ``held[r]`` pieces each, then rows of padding, up to ``shape``.
+    """Rows of ``num_pieces[r]`` pieces each, then rows of padding, up to ``shape``.
 
     Piece i is ``tokens[starts[i] : starts[i] + sizes[i]]``; pieces are segments 1, 2, … of their row, empty ones too.
     ``columns`` (labels, groups, types) have an entry a token and travel with it.
     """
     taken, position = concat_ranges(starts, sizes)
-    _, number = concat_ranges(np.zeros_like(held), held)
+    _, number = concat_ranges(np.zeros_like(num_pieces), num_pieces)
     before = np.cumsum(sizes) - sizes
-    row = np.repeat(np.arange(len(held)), held)
-    first = before[np.cumsum(held) - held]  # tokens before each row's first piece
+    row = np.repeat(np.arange(len(num_pieces)), num_pieces)
+    first = before[np.cumsum(num_pieces) - num_pieces]  # tokens before each row's first piece
     begins = before - first[row]
     slots = np.repeat(row * shape[1] + begins, sizes) + position
     fields = {"tokens": tokens[taken], "positions": position, "segments": np.repeat(number + 1, sizes)}

@@ -81,7 +81,7 @@ def _find_pattern(pattern: str) -> tuple[Path, list[Path]]:
 
 
 def surrogate_at(text: str) -> int | None:
-    """Where ``text`` first holds half a character; None where UTF-8 can write all of it."""
+    """The index of the first lone surrogate in ``text``; None if UTF-8 can write all of it."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -90,12 +90,12 @@ def surrogate_at(text: str) -> int | None:
 
 
 def lone_surrogate(text: str, at: int) -> str:
-    """What to say of half a character in ``text``."""
+    """The message for a lone surrogate in ``text``."""
     return f"character {at} is the lone surrogate U+{ord(text[at]):04X}, which UTF-8 cannot write; replace it"
 
 
 def unreadable(file: File, error: OSError) -> DataError:
-    """What to say of a file that cannot be read."""
+    """The error for a file that cannot be read."""
     if isinstance(error, FileNotFoundError):
         return DataError(f"{printable(file.path)} was listed but has vanished since; list the files again")
     reason = error.strerror or printable(error)
@@ -103,7 +103,7 @@ def unreadable(file: File, error: OSError) -> DataError:
 
 
 def undecodable(file: File, offset: int, byte: int) -> DataError:
-    """What to say of a byte that is not UTF-8."""
+    """The error for a byte that is not UTF-8."""
     return DataError(
         f"{printable(file.path)} is not UTF-8: byte 0x{byte:02x} at offset {offset}; convert it "
         "(for example: iconv -f latin1 -t utf-8), or leave it out"
@@ -111,13 +111,13 @@ def undecodable(file: File, offset: int, byte: int) -> DataError:
 
 
 Wanted = Callable[[str], bool]
-"""Whether the record of this name is asked for; others are passed over unread."""
+"""Whether the record of this name is wanted; others are skipped unread."""
 
 _LARGEST_LINE = 256 << 20
 
 
 class Record(NamedTuple):
-    """Values by field name; ``where`` it was read, for messages."""
+    """Values by field name; ``where`` is the file and line, for messages."""
 
     name: str
     where: str
@@ -230,22 +230,22 @@ def _is_text(types: Any, kind: Any) -> bool:
 
 
 def _cell(value: Any, where: str) -> Any:
-    """What one cell of a Parquet column holds."""
+    """The Python value of one cell of a Parquet column."""
     try:
         return value.as_py()
     except UnicodeDecodeError as error:
-        raise DataError(f"{where}: byte {error.start} is not UTF-8; write the column anew") from error
+        raise DataError(f"{where}: byte {error.start} is not UTF-8; write the column again") from error
 
 
 def check_utf8(text: str, where: str) -> str:
-    """``text`` that UTF-8 can write: JSON can spell half a character."""
+    """``text``, which UTF-8 must be able to write: JSON can spell a lone surrogate."""
     if (at := surrogate_at(text)) is not None:
         raise DataError(f"{where}: {lone_surrogate(text, at)}")
     return text
 
 
 def require_fields(where: str, fields: Sequence[str], found: Sequence[str]) -> Sequence[str]:
-    """``fields``, all of which were found."""
+    """``fields``, which must all be in ``found``."""
     missing = next((field for field in fields if field not in found), None)
     if missing is None:
         return fields

@@ -61,7 +61,7 @@ def render(template: str, variables: Mapping[str, Any], specials: Mapping[str, s
         "output": limits.output,
         "seconds": limits.seconds,
     }
-    reply = _worker.ask(request, limits.seconds)
+    reply = _worker.request(request, limits.seconds)
     if "error" in reply:
         raise InputError(f"the chat template cannot be used: {reply['error']}; correct it or choose another")
     return str(reply["text"])
@@ -72,13 +72,13 @@ class _EndedError(Exception):
 
 
 class _Worker:
-    """One process, asked one thing at a time."""
+    """One process that answers one request at a time."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
-    def ask(self, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    def request(self, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         """The reply to ``request``, within ``seconds``."""
         with self._lock:
             try:

@@ -1,6 +1,6 @@
 """The process that renders chat templates for ``data.sandbox``: started on its own, it can do nothing else.
 
-A template comes from outside. jinja2's immutable sandbox keeps it from Python's insides, and this process from
+A template comes from outside. jinja2's immutable sandbox protects Python's internals, and this process
 everything else: no files can be opened in it, memory and processor time have limits, and whoever waits for an
 answer kills it when that takes too long. It knows nothing of Pellucid, and no code that a template names is run.
 """
@@ -39,7 +39,7 @@ class RefusedError(Exception):
 def serve(requests: BinaryIO, replies: BinaryIO, memory: int) -> None:
     """Answer requests until there are no more; a reply is ``{"text": …}`` or ``{"error": …}``.
 
-    ``spent`` beside an error says that this process had better be replaced.
+    ``spent`` beside an error means that this process should be replaced.
     """
     environment = _environment()
     known: dict[str, Any] = {}
@@ -86,7 +86,7 @@ def _environment() -> Any:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Missing(Undefined):
-        """Absent values can be asked for and tested, never written."""
+        """Absent values can be read and tested, never written."""
 
         def __str__(self) -> str:
             self._fail_with_undefined_error()

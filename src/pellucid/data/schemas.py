@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -17,11 +18,6 @@ from pellucid.errors import DataError
 from pellucid.messages import printable
 
 _LARGEST = float(np.finfo(np.float32).max)
-
-
-def named_fields(*fields: str | None) -> tuple[str, ...]:
-    """The fields that are named."""
-    return tuple(field for field in fields if field is not None)
 
 
 def encode_documents(
@@ -87,38 +83,40 @@ def number_of(record: Record, name: str | int, number: dict[str, int]) -> int:
 def numbers_in(record: Record, field: str) -> list[float] | float:
     """The finite number in a field, or the list of them."""
     value = record.values[field]
-    named_fields = list(value) if isinstance(value, list | tuple) else [value]
-    for number in named_fields:
+    given = list(value) if isinstance(value, list | tuple) else [value]
+    for number in given:
         if isinstance(number, bool) or not isinstance(number, int | float) or not -_LARGEST <= number <= _LARGEST:
             shown = printable(repr(number))[:40]
             raise DataError(
                 f"{record.where}: field {printable(field)!r} holds {shown}, not a number that float32 can hold"
             )
-    return [float(number) for number in named_fields] if isinstance(value, list | tuple) else float(named_fields[0])
+    return [float(number) for number in given] if isinstance(value, list | tuple) else float(given[0])
 
 
-class RecordSchema(Protocol):
-    """The fields of a record, the classes that it names, and what records become."""
+class RecordSchema(ABC):
+    """The fields of a record, the classes that it names, and the examples that records become."""
 
-    @property
-    def fields(self) -> tuple[str, ...]: ...
-
-    def label_values(self, record: Record) -> list[str | int]: ...
-
-    def build(self, records: Sequence[Record], tokenizer: Tokenizer, classes: tuple[str, ...]) -> Examples: ...
-
-
-class _Unlabeled:
-    """Forms without classes."""
-
+    columns: ClassVar[tuple[str, ...]]
+    """The attributes that name fields, in the order in which they are read."""
     classes: tuple[str, ...] = ()
 
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields that every record must have."""
+        names = (getattr(self, column) for column in self.columns)
+        return tuple(name for name in names if name is not None)
+
     def label_values(self, record: Record) -> list[str | int]:
+        """The classes that a record names."""
         return []
+
+    @abstractmethod
+    def build(self, records: Sequence[Record], tokenizer: Tokenizer, classes: tuple[str, ...]) -> Examples:
+        """The tokenized examples; ``classes`` are all that occur, in order."""
 
 
 @dataclass(frozen=True)
-class ClassificationSchema:
+class ClassificationSchema(RecordSchema):
     """A text, or two in one document, and its class: for :class:`~pellucid.data.objectives.Classification`.
 
     ``classes`` names them in order; left out, all labels of the source are, sorted.
@@ -129,9 +127,7 @@ class ClassificationSchema:
     second: str | None = None
     classes: tuple[str, ...] = ()
 
-    @property
-    def fields(self) -> tuple[str, ...]:
-        return named_fields(self.text, self.second, self.label)
+    columns = ("text", "second", "label")
 
     def label_values(self, record: Record) -> list[str | int]:
         return [class_named(record, record.values[self.label])]
@@ -144,16 +140,14 @@ class ClassificationSchema:
 
 
 @dataclass(frozen=True)
-class RegressionSchema(_Unlabeled):
+class RegressionSchema(RecordSchema):
     """A text, or two in one document, and a number or a list of them: for ``Regression``."""
 
     text: str = "text"
     score: str = "score"
     second: str | None = None
 
-    @property
-    def fields(self) -> tuple[str, ...]:
-        return named_fields(self.text, self.second, self.score)
+    columns = ("text", "second", "score")
 
     def build(self, records: Sequence[Record], tokenizer: Tokenizer, classes: tuple[str, ...]) -> Examples:
         scores = [numbers_in(record, self.score) for record in records]
@@ -168,7 +162,7 @@ class RegressionSchema(_Unlabeled):
 
 
 @dataclass(frozen=True)
-class TokenClassificationSchema:
+class TokenClassificationSchema(RecordSchema):
     """Words and a class for each: for ``TokenLabelling``. A word's first token carries its class, the rest none.
 
     Words are encoded one by one, as they are: give spaces with them where the tokenizer should see any.
@@ -178,9 +172,7 @@ class TokenClassificationSchema:
     tags: str = "tags"
     classes: tuple[str, ...] = ()
 
-    @property
-    def fields(self) -> tuple[str, ...]:
-        return self.words, self.tags
+    columns = ("words", "tags")
 
     def label_values(self, record: Record) -> list[str | int]:
         return [class_named(record, tag) for tag in list_in(record, self.tags)]
@@ -213,7 +205,7 @@ class TokenClassificationSchema:
 
 
 @dataclass(frozen=True)
-class Seq2SeqSchema(_Unlabeled):
+class Seq2SeqSchema(RecordSchema):
     """What an encoder reads and what its decoder writes: for ``SequenceToSequence``.
 
     The target begins with ``start_id``; left out, with the tokenizer's begin token.
@@ -223,9 +215,7 @@ class Seq2SeqSchema(_Unlabeled):
     target: str = "target"
     start_id: int | None = None
 
-    @property
-    def fields(self) -> tuple[str, ...]:
-        return self.source, self.target
+    columns = ("source", "target")
 
     def build(self, records: Sequence[Record], tokenizer: Tokenizer, classes: tuple[str, ...]) -> Examples:
         start = tokenizer.bos_id if self.start_id is None else self.start_id
@@ -239,15 +229,13 @@ class Seq2SeqSchema(_Unlabeled):
 
 
 @dataclass(frozen=True)
-class PromptCompletionSchema(_Unlabeled):
-    """What is given and how it goes on, one document: for ``PrefixLM``. Begin token and prompt are the prefix."""
+class PromptCompletionSchema(RecordSchema):
+    """A prompt and its completion, in one document: for ``PrefixLM``. Begin token and prompt are the prefix."""
 
     prompt: str = "prompt"
     completion: str = "completion"
 
-    @property
-    def fields(self) -> tuple[str, ...]:
-        return self.prompt, self.completion
+    columns = ("prompt", "completion")
 
     def build(self, records: Sequence[Record], tokenizer: Tokenizer, classes: tuple[str, ...]) -> Examples:
         prompts, rest = ([record.text(field) for record in records] for field in self.fields)
@@ -261,15 +249,13 @@ class PromptCompletionSchema(_Unlabeled):
 
 
 @dataclass(frozen=True)
-class SimilarityPairSchema(_Unlabeled):
+class SimilarityPairSchema(RecordSchema):
     """Two texts that belong together, each a document: for ``Contrastive``."""
 
     first: str = "first"
     second: str = "second"
 
-    @property
-    def fields(self) -> tuple[str, ...]:
-        return self.first, self.second
+    columns = ("first", "second")
 
     def build(self, records: Sequence[Record], tokenizer: Tokenizer, classes: tuple[str, ...]) -> Examples:
         texts = [record.text(field) for record in records for field in self.fields]
@@ -279,10 +265,10 @@ class SimilarityPairSchema(_Unlabeled):
 
 
 @dataclass(frozen=True)
-class QuestionAnsweringSchema(_Unlabeled):
+class QuestionAnsweringSchema(RecordSchema):
     """A question, a text, and the characters ``start … end-1`` of the text that answer it: for ``Span``.
 
-    One document holds question and text; ``start`` and ``end`` are null where there is no answer.
+    Question and text are one document; ``start`` and ``end`` are null where there is no answer.
     """
 
     question: str = "question"
@@ -290,9 +276,7 @@ class QuestionAnsweringSchema(_Unlabeled):
     start: str = "start"
     end: str = "end"
 
-    @property
-    def fields(self) -> tuple[str, ...]:
-        return self.question, self.text, self.start, self.end
+    columns = ("question", "text", "start", "end")
 
     def build(self, records: Sequence[Record], tokenizer: Tokenizer, classes: tuple[str, ...]) -> Examples:
         store, columns = encode_documents(records, tokenizer, self.question, self.text)

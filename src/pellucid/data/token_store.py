@@ -14,7 +14,7 @@ from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import DataError
 
 Progress = Callable[[int, int], None]
-"""Told the documents and the bytes done so far."""
+"""Called with the documents and the bytes done so far."""
 
 _CHUNK = 4 << 20
 

@@ -44,11 +44,11 @@ if hasattr(os, "register_at_fork"):
 
 
 class Tokenizer:
-    """Text to ids and back; ``train`` or ``load`` makes one.
+    """Text to ids and back; created by :meth:`train` or :meth:`load`.
 
     Byte-level kinds (``bpe`` and ``unigram``) give ``decode(encode(text)) == text`` for every text. ``wordpiece``
-    gives words and punctuation apart by one space, without control characters; ``<|unknown|>`` stands for a word
-    that it cannot write, and is shown only with ``skip_special=False``.
+    returns words and punctuation separated by one space, without control characters; ``<|unknown|>`` stands for a word
+    that it cannot write, and is decoded only with ``skip_special=False``.
     """
 
     def __init__(self, backend: _Backend) -> None:
@@ -252,20 +252,22 @@ class Tokenizer:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Tokenizer:
         """Read a ``tokenizer.json``, ours or another's; special tokens are found by their usual names."""
-        where = printable(path)
         try:
             if Path(path).is_dir():
-                raise DataError(f"{where} is a directory; name the tokenizer.json in it")
+                raise DataError(f"{printable(path)} is a directory; name the tokenizer.json in it")
             with open(path, "rb") as file:
                 data = file.read(_LARGEST_FILE + 1)
         except OSError as error:
-            raise DataError(f"cannot read the tokenizer {where}: {error.strerror}") from error
+            raise DataError(f"cannot read the tokenizer {printable(path)}: {error.strerror}") from error
         if len(data) > _LARGEST_FILE:
-            raise DataError(f"the tokenizer {where} is larger than {_LARGEST_FILE >> 20} MiB; is it a tokenizer.json?")
+            size = f"{_LARGEST_FILE >> 20} MiB"
+            raise DataError(f"the tokenizer {printable(path)} is larger than {size}; is it a tokenizer.json?")
         try:
             return cls._from_json(data.decode("utf-8"))
         except ValueError as error:
-            raise DataError(f"{where} is not a whole tokenizer.json ({printable(error)}); copy it again") from error
+            raise DataError(
+                f"{printable(path)} is not a whole tokenizer.json ({printable(error)}); copy it again"
+            ) from error
 
     @classmethod
     def _from_json(cls, text: str) -> Tokenizer:

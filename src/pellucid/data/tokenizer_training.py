@@ -1,8 +1,8 @@
-"""Vocabularies learnt with ``tokenizers``: byte-level BPE, byte-level Unigram, and WordPiece.
+"""Vocabularies trained with ``tokenizers``: byte-level BPE, byte-level Unigram, and WordPiece.
 
 Byte-level ones write every text and lose nothing. WordPiece follows BERT: control characters go, white space
 separates words, CJK characters and punctuation stand alone, and what its alphabet lacks is unknown. Its pieces are
-learnt as BPE of words whose later characters count as characters of their own, so equal texts give equal pieces.
+trained as BPE of words whose later characters count as separate characters, so equal texts give equal pieces.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _byte_level(kind: Kind, texts: Iterable[str], vocab_size: int, specials: lis
 
 
 def _trimmed(backend: Backend, vocab_size: int, specials: list[str]) -> Backend:
-    """A Unigram backend of at most ``vocab_size`` pieces: its trainer may keep more than it was asked for."""
+    """A Unigram backend of at most ``vocab_size`` pieces: its trainer may keep more than its ``vocab_size``."""
     parts = json.loads(backend.to_str())
     vocab = parts["model"]["vocab"]
     longer = [number for number, (piece, _) in enumerate(vocab) if len(piece) > 1 and piece not in specials]
@@ -127,7 +127,7 @@ def _written(piece: str, letter_of: dict[str, str]) -> str:
 
 
 def _repeated(words: dict[str, int]) -> Iterator[str]:
-    """Each word as often as it was met."""
+    """Each word as often as it was found."""
     for word, times in words.items():
         for begin in range(0, times, _AT_A_TIME):
             yield " ".join([word] * min(_AT_A_TIME, times - begin))

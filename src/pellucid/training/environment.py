@@ -53,7 +53,7 @@ def write_environment(run: Path, step: int, facts: Mapping[str, Any]) -> None:
 
 
 def circumstances() -> dict[str, Any]:
-    """This machine, as far as a run's numbers depend on it."""
+    """What a run's numbers depend on of this machine."""
     return {
         "versions": {name: version(name) for name in _PACKAGES},
         "python": platform.python_version(),
@@ -120,12 +120,6 @@ Precision = Literal["float32", "bfloat16"]
 
 _SIZE = 512
 _TRIES = 3
-
-
-def autocast(precision: Precision, device: torch.device | str) -> torch.autocast:
-    """The context for a forward pass: matrix products in bfloat16, or everything as it is."""
-    kind = torch.device(device).type
-    return torch.autocast(kind, dtype=torch.bfloat16, enabled=precision == "bfloat16")
 
 
 def fastest_precision(device: torch.device | str = "cpu") -> Precision:

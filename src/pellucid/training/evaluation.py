@@ -27,11 +27,11 @@ from pellucid.models.model import Model
 from pellucid.nn.losses import Loss
 from pellucid.training import objectives
 from pellucid.training.config import TrainConfig
-from pellucid.training.environment import Precision, autocast
+from pellucid.training.environment import Precision
 from pellucid.training.metrics import Metric, MetricSums, metric_of
 from pellucid.training.objectives import reads_text
 from pellucid.training.results import MetricValue, Validation
-from pellucid.training.step import num_targets
+from pellucid.training.step import autocast, num_targets
 
 _BATCHES_OF_TEXT, _BATCHES_OF_EXAMPLES = 64, 2048
 """How much training data a guess is learnt from, at most."""
@@ -171,7 +171,7 @@ _BATCHES_SORTED_TOGETHER = 32
 
 
 @runtime_checkable
-class Encoder(Protocol):
+class DocumentEncoder(Protocol):
     """What is asked of a tokenizer here."""
 
     @property
@@ -180,7 +180,7 @@ class Encoder(Protocol):
     def encode_document(self, text: str) -> list[int]: ...
 
 
-class Window(NamedTuple):
+class ScoringWindow(NamedTuple):
     """Slots ``start … stop-1`` of a document; of these, tokens from ``fresh`` on are scored."""
 
     start: int
@@ -188,20 +188,20 @@ class Window(NamedTuple):
     fresh: int
 
 
-def windows(tokens: int, length: int, stride: int) -> Iterator[Window]:
+def windows(tokens: int, length: int, stride: int) -> Iterator[ScoringWindow]:
     """Windows of at most ``length`` over a document; each token but the first is scored exactly once."""
     if not 1 <= stride < length:
         raise ConfigError(f"stride is {stride} but a window has {length} tokens; choose 1 … {length - 1}")
     fresh = 1
     while fresh < tokens:
         stop = min(tokens, max(fresh + stride, length))
-        yield Window(max(0, stop - length), stop, fresh)
+        yield ScoringWindow(max(0, stop - length), stop, fresh)
         fresh = stop
 
 
 def bits_per_byte(
     model: nn.Module,
-    tokenizer: Encoder,
+    tokenizer: DocumentEncoder,
     documents: Iterable[Document],
     *,
     length: int,

@@ -1,4 +1,4 @@
-"""What a run tells those who listen: plain values, in the order in which things happen."""
+"""The events of a run, in the order in which they happen, as plain values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pellucid.training.step import RoutingStats
 
 @dataclass(frozen=True)
 class Prepared:
-    """Data, tokenizer and model stand; the first step comes next."""
+    """Data, tokenizer and model are ready; the first step comes next."""
 
     run: Path
     parameters: int
@@ -25,7 +25,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Resumed:
-    """The run goes on after ``step``, as if it had never stopped; 0: it had not come to a first checkpoint."""
+    """The run continues after ``step``, as if it had never stopped; 0: there was no checkpoint yet."""
 
     run: Path
     step: int
@@ -33,7 +33,7 @@ class Resumed:
 
 @dataclass(frozen=True)
 class Finished:
-    """The run had come to its end before; nothing is left to do."""
+    """The run was finished before; nothing is left to do."""
 
     run: Path
     step: int
@@ -41,23 +41,23 @@ class Finished:
 
 @dataclass(frozen=True)
 class Stepped:
-    """One step is done. ``tokens`` are predictions that were learnt from, padding and borders left out."""
+    """A step is done. ``tokens`` counts the targets of the run so far; padding and first tokens are none."""
 
     step: int
     tokens: int
     num_targets: int
-    """Predictions of this step."""
+    """Targets of this step."""
     loss: float
-    """Nats a prediction (of a regression: its squared error), over the whole step."""
+    """Nats a target (of a regression: the squared error), over the whole step."""
     learning_rate: float
-    """The rate that was used."""
+    """The learning rate that was used."""
     grad_norm: float
     """Before clipping."""
     epoch: float
     seconds: float
     """What this step took."""
     progress: float
-    """How much of the budget is used, 0 … 1."""
+    """The fraction of the run that is over, 0 … 1."""
     minutes: float
     item: str = "token"
     """What is predicted: a token, or whatever the objective counts."""
@@ -66,13 +66,13 @@ class Stepped:
 
     @property
     def minutes_left(self) -> float:
-        """What is left of the budget, at the pace so far."""
+        """Minutes until the end of the run, at the pace so far."""
         return self.minutes * (1 - self.progress) / self.progress if self.progress else 0.0
 
 
 @dataclass(frozen=True)
 class Validated:
-    """What was found on held-out documents after ``step``; ``final`` is over all of them."""
+    """An evaluation on held-out documents after ``step``; ``final``: on all of them."""
 
     step: int
     bits_per_byte: float | None
@@ -117,14 +117,14 @@ class Saved:
 
 @dataclass(frozen=True)
 class Interrupted:
-    """Somebody asked the run to stop; the step is finished, validated if that is due, and saved first."""
+    """A signal asked the run to stop; the step is finished, evaluated if that is due, and saved first."""
 
     signal: str
 
 
 @dataclass(frozen=True)
 class Warned:
-    """The run goes on, but not quite as somebody may think; one line."""
+    """A warning of one line; the run continues."""
 
     message: str
 

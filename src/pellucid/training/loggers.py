@@ -50,7 +50,11 @@ class MetricsLog:
             self._write({"kind": "validation", **broadcast, **found})
 
     def _write(self, record: dict[str, Any]) -> None:
-        line = (json.dumps(_plain(record)) + "\n").encode()
+        try:
+            text = json.dumps(record, allow_nan=False)
+        except ValueError:
+            text = json.dumps(_json_numbers(record))
+        line = (text + "\n").encode()
         try:
             handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
             try:
@@ -63,12 +67,12 @@ class MetricsLog:
             raise StorageError(f"cannot write {self.path}: the disk is full; free space there and resume")
 
     def refuse_other_kinds(self) -> None:
-        """An error where the log is something that cannot be written to."""
+        """Raises where the log is not a file that can be written."""
         if os.path.lexists(self.path) and not (self.path.is_file() and os.access(self.path, os.W_OK)):
-            raise CheckpointError(f"{self.path} is no file that can be written; put the log back, or move that away")
+            raise CheckpointError(f"{self.path} is not a file that can be written; put the log back, or move that away")
 
     def truncate(self, step: int) -> None:
-        """Forget what was logged after ``step``, how it ended, and a line that was cut off: the run goes on there."""
+        """Remove what was logged after ``step``, the final evaluation and a torn line: the run continues there."""
         if not self.path.exists():
             return
         kept = 0
@@ -99,7 +103,7 @@ class MetricsLog:
             ) from error
 
     def final(self, step: int) -> Validation | None:
-        """What the validation at the end found, if the log says that the run ended with ``step``."""
+        """The evaluation at the end, if the log has one of ``step``."""
         found = None
         for line in self.records():
             if line["kind"] == "validation" and line["step"] == step and line.get("final") is True:
@@ -111,15 +115,15 @@ def _fields(event: Event, *left_out: str) -> dict[str, Any]:
     return {field.name: getattr(event, field.name) for field in fields(event) if field.name not in left_out}
 
 
-def _plain(value: Any) -> Any:
+def _json_numbers(value: Any) -> Any:
     """Numbers that JSON can write, at every depth."""
     if isinstance(value, dict):
-        return {key: _plain(part) for key, part in value.items()}
+        return {key: _json_numbers(part) for key, part in value.items()}
     return number(value) if isinstance(value, float) else value
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
-    """What a whole line of the log says."""
+    """A whole line of the log as a mapping; None for a torn or foreign one."""
     if not line.endswith(b"\n"):
         return None
     try:
@@ -130,7 +134,7 @@ def _record(line: bytes) -> dict[str, Any] | None:
 
 
 def broadcast(listeners: Sequence[Listener]) -> Listener:
-    """One listener that tells all of them."""
+    """One listener that calls all of them."""
 
     def tell(event: Event) -> None:
         for listener in listeners:
@@ -165,7 +169,7 @@ def describe(event: Event, speed: float = 0.0) -> str:
             )
         case Stepped():
             return (
-                f"step {event.step}  loss {event.loss:.4f}  rate {event.learning_rate:.2e}  "
+                f"step {event.step}  loss {event.loss:.4f}  learning rate {event.learning_rate:.2e}  "
                 f"gradient {event.grad_norm:.3f}  {speed:,.0f} {event.item}s/s  {clock(event.minutes_left)} left"
             )
         case Validated():
@@ -177,11 +181,11 @@ def describe(event: Event, speed: float = 0.0) -> str:
             return f"step {event.step}  saved {event.path}"
         case Resumed():
             where = f"after step {event.step}" if event.step else "from its start: it had saved nothing yet"
-            return f"the run in {event.run} goes on {where}"
+            return f"the run in {event.run} continues {where}"
         case Finished():
-            return f"the run in {event.run} is finished with step {event.step}: nothing is left to do"
+            return f"the run in {event.run} is finished at step {event.step}: nothing is left to do"
         case Interrupted():
-            return f"{event.signal}: finishing what belongs to the step and saving; once more to stop at once"
+            return f"{event.signal}: finishing the step and saving; send it again to stop at once"
         case Warned():
             return f"warning: {event.message}"
 
@@ -281,7 +285,7 @@ class _Scalars:
                 self._write(kind, event.step, _found(event))
 
     def _write(self, kind: str, step: int, numbers: dict[str, float]) -> None:
-        if self._writer is None:  # what a run that goes on had written of later steps is hidden
+        if self._writer is None:  # hides what a resumed run had written of later steps
             self._writer = self._writer_class(str(self._folder), purge_step=step)
         for name, value in numbers.items():
             self._writer.add_scalar(f"{kind}/{name}", value, step)

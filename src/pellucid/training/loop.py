@@ -39,7 +39,7 @@ from pellucid.training.resume import final, find_resume_point, refuse_other_mode
 from pellucid.training.run_folder import RunFolder, checked_path, step_name
 from pellucid.training.setup import RunComponents, prepare, refuse_missing_device, resolve_auto
 from pellucid.training.signals import SignalHandler
-from pellucid.training.step import StepContext, StepResult, train_step
+from pellucid.training.step import StepContext, TrainStepResult, train_step
 
 
 def train(
@@ -56,7 +56,7 @@ def train(
     Raises:
         InputError: something in the config, the data or on the disk cannot be used; nothing was trained, and no
             folder changed.
-        TrainingError: the run must not go on; the message names the last good checkpoint.
+        TrainingError: the run cannot continue; the message names the last good checkpoint.
         StorageError: the disk took no more; likewise.
     """
     if not isinstance(config, TrainConfig):
@@ -348,7 +348,7 @@ class Trainer:
         parameters = sum(parameter.numel() for parameter in model.parameters())
         self.emit(Prepared(self.folder.path, parameters, len(loader.store), loader.tokens, loader.rows))
 
-    def emit_stepped(self, result: StepResult, seconds: float) -> None:
+    def emit_stepped(self, result: TrainStepResult, seconds: float) -> None:
         evaluator = self.components.evaluator
         self.emit(
             Stepped(

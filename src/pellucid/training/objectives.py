@@ -1,7 +1,7 @@
-"""Words for what a run learns, one class an objective, and which models each fits.
+"""Configs of objectives, and which models each fits.
 
-Next token, prefix, masked tokens and corrupted spans are learnt from plain text; the others from examples, records of
-JSON lines or Parquet whose fields are named here.
+Causal LM, prefix LM, masked LM and span corruption learn from plain text; the others from examples: records of JSON
+lines or Parquet whose fields are named here.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ _OF_FAMILY: dict[str, tuple[type[Any], ...]] = {
     "encoder": (MaskedLMConfig,),
     "encoder_decoder": (Seq2SeqConfig, SpanCorruptionConfig),
 }
-"""What heads with logits for tokens can learn in each family, the usual first."""
+"""The objectives of heads with logits for tokens, the default first."""
 SMOOTHED = (
     CausalLMConfig,
     PrefixLMConfig,
@@ -173,17 +173,17 @@ SMOOTHED = (
     ClassificationConfig,
     TokenClassificationConfig,
 )
-"""Objectives that choose one of several: their labels can be smoothed."""
+"""Objectives with classes, whose labels can be smoothed."""
 
 
 def default_objective(model: ModelConfig) -> AnyObjective:
-    """What ``model`` learns unless something else is said."""
+    """The objective of ``model`` by default."""
     chosen: AnyObjective = _of(model)[0]()
     return chosen
 
 
 def reads_text(objective: AnyObjective) -> bool:
-    """Whether it learns from plain text, and not from examples."""
+    """Whether ``objective`` learns from plain text rather than from examples."""
     if isinstance(objective, PrefixLMConfig):
         return objective.prompt is None
     return isinstance(objective, CausalLMConfig | MaskedLMConfig | SpanCorruptionConfig)

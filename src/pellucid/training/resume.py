@@ -1,4 +1,4 @@
-"""Which checkpoint a run goes on from (the newest one that is whole), and what is put right before it does."""
+"""Resuming: the newest checkpoint that is whole, what is refused, and what is repaired before the run continues."""
 
 from __future__ import annotations
 
@@ -128,8 +128,8 @@ def refuse_other_model(config: TrainConfig, point: ResumePoint) -> None:
     stored = open_folder(point.checkpoint).contract.model
     for path, own, found in config_diff(config.model, stored, "model"):
         raise CheckpointError(
-            f"{point.checkpoint} is of another model: {path}: the run has {format_value(own)}, the checkpoint {format_value(found)};"
-            " put back the checkpoint that the run saved, or move this one away"
+            f"{point.checkpoint} is of another model: {path}: the run has {format_value(own)}, "
+            f"the checkpoint {format_value(found)}; put back the checkpoint that the run saved, or move this one away"
         )
 
 
@@ -163,9 +163,9 @@ def repair_folder(run: RunFolder, point: ResumePoint, tell: Listener) -> None:
     moved = run.repair_folder(point.checkpoint, {path for path, _ in point.passed}, trainer_state.best_step)
     if point.checkpoint is None:
         return
-    where = f"the run in {run.path} goes on from {point.checkpoint.name}"
+    where = f"the run in {run.path} continues from {point.checkpoint.name}"
     for path, reason in point.passed:
-        tell(Warned(f"{path.name} cannot be used ({reason}) and is kept as {moved[path].name}; {where}"))
+        tell(Warned(f"{path.name} cannot be used ({reason}) and is moved to {moved[path].name}; {where}"))
     if point.pointer:
         tell(Warned(f"{point.pointer}; {where}, the newest that is whole"))
     if trainer_state.best_step is not None and run.read_pointer("best") is None:

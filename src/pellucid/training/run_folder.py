@@ -68,11 +68,11 @@ class RunFolder:
         self.metrics = self.path / "metrics.jsonl"
         self.config = self.path / "config.yaml"
         self.changed: set[str] = set()
-        """What the configuration of a run that goes on says differently than before."""
+        """The keys of a resumed run's configuration that have changed."""
         self._lock: Lock | None = None
         self._made: list[Path] = []
 
-    # ---- a new run, and one that goes on
+    # ---- a new run, and one that is resumed
 
     def holds_run(self) -> bool:
         """Whether a run was begun here."""
@@ -94,12 +94,12 @@ class RunFolder:
             raise CheckpointError(cannot_write(self.path, error)) from error
 
     def hold(self) -> None:
-        """Hold the folder of a run that is resumed until :meth:`close`. Nothing is written; see :meth:`repair_folder`."""
+        """Hold the folder of a run that is resumed, until :meth:`close`. Nothing is written."""
         with self._locked_or_closed():
             pass
 
     def repair_folder(self, last: Path | None, passed: Set[Path], best_step: int | None) -> dict[Path, Path]:
-        """Put right what a killed process left, now that nothing can refuse any more: ``last`` is where it goes on.
+        """Repair what a killed process left, once nothing can be refused any more; the run continues from ``last``.
 
         What was ``passed`` over is moved aside, never removed; returned is where to.
         """
@@ -164,7 +164,7 @@ class RunFolder:
         return environment.read_environment(self.path)
 
     def write_config(self, config: TrainConfig) -> None:
-        """Keep the configuration that a run goes on with, where it is another one."""
+        """Write the configuration of a resumed run, where it has changed."""
         if self.changed:
             write_text(self.config, to_yaml(config))
 

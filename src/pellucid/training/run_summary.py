@@ -26,7 +26,7 @@ _DEEPEST = 3
 class RunSummary:
     """What one run folder says of its run. What is not known is None.
 
-    ``running``: a process trains in it now; ``finished``: it came to its end; ``stopped``: it goes on from its last
+    ``running``: a process trains in it now; ``finished``: it ended; ``stopped``: it can be resumed from its last
     checkpoint; ``begun``: it has none yet; ``damaged``: some of it cannot be read, ``problem`` says what.
     """
 

@@ -61,7 +61,7 @@ class RunComponents:
 
 
 def prepare(config: TrainConfig, run: RunFolder, last: Path | None, warn: Callable[[str], None]) -> RunComponents:
-    """Open the data, make or load tokenizer and model, and go on from ``last``; nothing is written."""
+    """Open the data, make or load tokenizer and model, and restore ``last``; nothing is written."""
     set_up_process(config)
     sides = train, heldout = open_data(config)
     by_bytes = isinstance(config.objective, CausalLMConfig)

@@ -1,4 +1,4 @@
-"""Everything a run needs, besides its weights, to go on as if it had never stopped.
+"""Everything a run needs besides its weights to continue as if it had never stopped.
 
 Kept as two plain files in the ``training`` folder of a checkpoint: ``state.safetensors`` (what the optimizers
 remember, random generators) and ``state.json`` (trainer_state, the loader's cursor; the SHA-256 of the other file and

@@ -15,12 +15,12 @@ from pellucid.batch import Batch
 from pellucid.errors import ShapeError, TrainingError
 from pellucid.nn.moe import LoadBalanceStats, Router, SigmoidRouter
 from pellucid.training.config import LoadBalancingConfig
-from pellucid.training.environment import Precision, autocast
+from pellucid.training.environment import Precision
 from pellucid.training.optim import OptimizerSet
 
 
 @dataclass(frozen=True)
-class StepResult:
+class TrainStepResult:
     """What a step saw; ``loss_total`` is in nats, and the norm is the one before clipping."""
 
     loss_total: float
@@ -56,7 +56,7 @@ def train_step(
     context: StepContext,
     precision: Precision = "float32",
     load_balancing: LoadBalancingConfig | None = None,
-) -> StepResult:
+) -> TrainStepResult:
     """Change the weights once, by the gradient of (sum of losses) / (what is counted) of all micro-batches.
 
     What is counted, labels or documents, is known on the host beforehand, so each micro-batch's share of the gradient
@@ -67,7 +67,7 @@ def train_step(
     count = sum(num_targets(batch) for batch in micro_batches)
     optimizers.zero_grad()
     if not count:
-        return StepResult(0.0, 0, 0.0, optimizers.learning_rate)
+        return TrainStepResult(0.0, 0, 0.0, optimizers.learning_rate)
     routing = StepRouting(model, micro_batches, load_balancing)
     totals = []
     for batch in micro_batches:
@@ -87,7 +87,13 @@ def train_step(
         torch.nn.utils.clip_grads_with_norm_(optimizers.parameters, max_grad_norm, norm)
     optimizers.step()
     routing.update_expert_bias()
-    return StepResult(total, count, grad_norm, optimizers.learning_rate, routing.stats())
+    return TrainStepResult(total, count, grad_norm, optimizers.learning_rate, routing.stats())
+
+
+def autocast(precision: Precision, device: torch.device | str) -> torch.autocast:
+    """The context for a forward pass: matrix products in bfloat16, or everything as it is."""
+    kind = torch.device(device).type
+    return torch.autocast(kind, dtype=torch.bfloat16, enabled=precision == "bfloat16")
 
 
 def num_targets(batch: Batch) -> int:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
 from pellucid.audits.checks.check import Check
 from pellucid.audits.engine.context import AuditContext
-from pellucid.audits.engine.decision import Index
-from pellucid.audits.engine.deviation import TargetRun
-from pellucid.audits.engine.row_layouts import LENGTHS, as_alone, find_cause, not_moved, rows_of
+from pellucid.audits.engine.decision import LENGTHS, Change, as_alone, caused, not_moved, rows_of
 from pellucid.batch import Batch
 from pellucid.records import Finding, Location
 
@@ -36,14 +35,14 @@ def _together(context: AuditContext, rows: list[list[int]]) -> Batch:
 def _with_mates(context: AuditContext, case: str, rows: list[list[int]]) -> Finding:
     batch = _together(context, rows)
 
-    def place(run: TargetRun, index: Index) -> tuple[Location, str]:
-        where = _who(context, run, batch, *index)
+    def message(where: Location) -> str:
         cause = (
             f"token {where.key} of row {where.key_row} moves it" if where.key_row is not None
             else "no other row's tokens move it, so their number or length does"
         )  # fmt: skip
-        return where, f"row {where.row} answers otherwise than alone at {where.query}; {cause}"
+        return f"row {where.row} answers otherwise than alone at {where.query}; {cause}"
 
+    place = caused(context, batch, partial(_mates, batch), message)
     return as_alone(context, NAME, case, batch, rows, good="every row answers as it does alone", place=place)
 
 
@@ -52,18 +51,17 @@ def _mates_changed(context: AuditContext, batch: Batch, victim: int) -> Finding:
     mine_BT[victim] = True
     after = context.fresh(batch, ~mine_BT & batch.token_mask)
 
-    def place(run: TargetRun, index: Index) -> tuple[Location, str]:
-        where = _who(context, run, batch, *index)
-        return where, f"row {where.row} moves at {where.query} when the other rows' tokens are changed"
+    def message(where: Location) -> str:
+        return f"row {where.row} moves at {where.query} when the other rows' tokens are changed"
 
+    place = caused(context, batch, partial(_mates, batch), message)
     case, good = f"mates of row {victim} changed", f"row {victim} does not move when the other rows are changed"
     return not_moved(context, NAME, case, batch, after, mine_BT & batch.token_mask, good=good, place=place)
 
 
-def _who(context: AuditContext, run: TargetRun, batch: Batch, row: int, query: int) -> Location:
-    mates = [(r, s) for r, s in batch.token_mask.nonzero().tolist() if r != row]
-    found = find_cause(context, run, batch, row, query, mates)
-    return Location(row, query) if found is None else Location(row, query, found[1], found[0])
+def _mates(batch: Batch, row: int, query: int) -> list[Change]:
+    del query
+    return [(r, s) for r, s in batch.token_mask.nonzero().tolist() if r != row]
 
 
 CHECK = Check(NAME, "Does a row answer the same, alone and in any company?", run, length=5)

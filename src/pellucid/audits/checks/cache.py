@@ -12,9 +12,8 @@ from torch import Tensor
 
 from pellucid.audits.checks.check import Check
 from pellucid.audits.engine.context import AuditContext
-from pellucid.audits.engine.decision import Index, at, finding, skip_if_unsupported
+from pellucid.audits.engine.decision import Index, against_alone, at, finding, skip_if_unsupported
 from pellucid.audits.engine.deviation import TargetRun, logit_scale, max_abs_diff
-from pellucid.audits.engine.row_layouts import against_alone
 from pellucid.batch import Batch
 from pellucid.errors import UnsupportedError
 from pellucid.probe import Capability

@@ -11,11 +11,10 @@ from torch import Tensor
 from pellucid.audits.checks.check import Check
 from pellucid.audits.engine.capture import memory_changed
 from pellucid.audits.engine.context import AuditContext
-from pellucid.audits.engine.decision import at, finding, skip_if_unsupported
+from pellucid.audits.engine.decision import at, finding, not_moved, rows_of, skip_if_unsupported
 from pellucid.audits.engine.deviation import Deviation, TargetRun, logit_scale, max_abs_diff
-from pellucid.audits.engine.encoder_isolation import encoder_held
+from pellucid.audits.engine.layer_isolation import encoder_held
 from pellucid.audits.engine.perturbation import Forward
-from pellucid.audits.engine.row_layouts import not_moved, rows_of
 from pellucid.batch import Batch, Side
 from pellucid.records import Finding, Location
 

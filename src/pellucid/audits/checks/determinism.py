@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pellucid.audits.checks.check import Check
 from pellucid.audits.engine.context import AuditContext
-from pellucid.audits.engine.decision import Index, finding, skip_if_unsupported
+from pellucid.audits.engine.decision import at, finding, skip_if_unsupported
 from pellucid.audits.engine.deviation import Deviation, TargetRun, logit_scale, max_abs_diff
 from pellucid.audits.engine.module_copies import deep_copy, reseeded, run_on, shallow_weight_copy
 from pellucid.audits.engine.preserve_state import preserve_state
@@ -110,14 +110,12 @@ def _other_order(context: AuditContext, batch: Batch) -> Finding:
         want = run.logits(batch)[order]
         return Deviation(run, max_abs_diff(want, run.logits(shuffled)), logit_scale(want))
 
-    def place(run: TargetRun, index: Index) -> tuple[Location, str]:
-        del run
-        row, query = index
-        message = f"the row answers otherwise at {query} as row {row} of the batch than as row {_ORDER[row]}"
-        return Location(row, query), message
+    def message(row: int, query: int) -> str:
+        return f"the row answers otherwise at {query} as row {row} of the batch than as row {_ORDER[row]}"
 
     good = "rows in another order are answered the same, in that order"
-    return finding(context, NAME, "rows in another order", context.read(measure), bits=False, good=good, place=place)
+    case, readings = "rows in another order", context.read(measure)
+    return finding(context, NAME, case, readings, bits=False, good=good, place=at(message))
 
 
 CHECK = Check(

@@ -12,9 +12,8 @@ from pellucid.audits.checks.check import Check
 from pellucid.audits.engine.context import AuditContext
 from pellucid.audits.engine.decision import judge, skip_if_unsupported
 from pellucid.audits.engine.deviation import Deviation, TargetRun, logit_scale, max_abs_diff
-from pellucid.audits.engine.global_state import random_states
 from pellucid.audits.engine.module_copies import deep_copy, module_of, probabilities, reseeded, set_dropout
-from pellucid.audits.engine.preserve_state import preserve_state
+from pellucid.audits.engine.preserve_state import preserve_state, random_states
 from pellucid.batch import Batch
 from pellucid.errors import UnsupportedError
 from pellucid.records import Finding, Location

@@ -14,8 +14,7 @@ from pellucid.audits.engine.decision import Index, finding, skip_if_no_gradient,
 from pellucid.audits.engine.deviation import Deviation, TargetRun, logit_scale, max_abs_diff
 from pellucid.audits.engine.influence import InfluenceMatrix, assert_no_influence, flow_of, gradients, measured, reached
 from pellucid.audits.engine.layers import first_broken_layer
-from pellucid.audits.engine.perturbation import Perturbations, even_cuts, informative_cuts
-from pellucid.audits.engine.suffix_perturbation import perturb_suffixes
+from pellucid.audits.engine.perturbation import Perturbations, even_cuts, informative_cuts, perturb_suffixes
 from pellucid.batch import Batch
 from pellucid.records import Finding, Location
 

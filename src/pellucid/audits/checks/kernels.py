@@ -15,11 +15,17 @@ from torch import Tensor
 
 from pellucid.audits.checks.check import Check
 from pellucid.audits.engine.context import AuditContext
-from pellucid.audits.engine.decision import at, finding
-from pellucid.audits.engine.deviation import Deviation, TargetRun, logit_scale, max_abs_diff
-from pellucid.audits.engine.gradients import Gradients, first_difference, gradients
-from pellucid.audits.engine.rounding_noise import rounding_noise
-from pellucid.audits.engine.row_layouts import rows_of
+from pellucid.audits.engine.decision import at, finding, rows_of
+from pellucid.audits.engine.deviation import (
+    Deviation,
+    Gradients,
+    TargetRun,
+    first_difference,
+    gradients,
+    logit_scale,
+    max_abs_diff,
+    rounding_noise,
+)
 from pellucid.batch import Batch
 from pellucid.errors import UnsupportedError, one_line
 from pellucid.records import Finding, Location
@@ -56,7 +62,7 @@ class _Layout:
                 return _Answer(run.chunked(self.batch, chunks), {})
             if graded:
                 with suppress(NotImplementedError, RuntimeError):  # it may have no backward pass
-                    return _Answer(*gradients(context, run, self.batch))
+                    return _Answer(*gradients(run, self.batch))
             return _Answer(run.logits(self.batch), {})
 
 

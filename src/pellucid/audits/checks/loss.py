@@ -10,10 +10,8 @@ from torch import Tensor
 
 from pellucid.audits.checks.check import Check
 from pellucid.audits.engine.context import AuditContext
-from pellucid.audits.engine.decision import Index, finding
-from pellucid.audits.engine.deviation import ROUNDING, Deviation, TargetRun
-from pellucid.audits.engine.gradients import gradients_of, weights_of
-from pellucid.audits.engine.row_layouts import rows_of
+from pellucid.audits.engine.decision import Index, finding, rows_of
+from pellucid.audits.engine.deviation import ROUNDING, Deviation, TargetRun, gradients_of, weights_of
 from pellucid.batch import Batch
 from pellucid.records import Finding, Location
 

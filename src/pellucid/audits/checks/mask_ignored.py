@@ -10,10 +10,9 @@ from torch import Tensor
 
 from pellucid.audits.checks.check import Check
 from pellucid.audits.engine.context import AuditContext
-from pellucid.audits.engine.decision import Index, skip_if_unsupported
-from pellucid.audits.engine.deviation import TargetRun, logit_scale, max_abs_diff
-from pellucid.audits.engine.expected import expected_flow
-from pellucid.audits.engine.row_layouts import find_cause, not_moved
+from pellucid.audits.engine.decision import caused, not_moved, skip_if_unsupported
+from pellucid.audits.engine.deviation import logit_scale, max_abs_diff
+from pellucid.audits.engine.influence import expected_flow
 from pellucid.batch import Batch, Side
 from pellucid.records import Finding, Location
 
@@ -78,14 +77,10 @@ def _content(context: AuditContext, case: str, masked: Batch, hidden_BT: Tensor)
     """What the mask hides moves nothing."""
     after = context.fresh(masked, hidden_BT)
 
-    def place(run: TargetRun, index: Index) -> tuple[Location, str]:
-        row, query = index
-        found = find_cause(context, run, masked, row, query, [(1, int(slot)) for slot in hidden_BT[1].nonzero()[:, 0]])
-        key = None if found is None else found[1]
-        return Location(
-            row, query, key, None if row == 1 else 1
-        ), f"the token in slot {query} moves with a hidden token"
-
+    place = caused(
+        context, masked, lambda row, query: [(1, int(slot)) for slot in hidden_BT[1].nonzero()[:, 0]],
+        lambda where: f"the token in slot {where.query} moves with a hidden token",
+    )  # fmt: skip
     good = "hiding tokens changes what others say, and what is hidden moves nothing"
     return not_moved(context, NAME, case, masked, after, masked.token_mask, good=good, place=place)
 

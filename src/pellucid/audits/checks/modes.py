@@ -12,12 +12,17 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from pellucid.audits.checks.check import Check
 from pellucid.audits.engine.context import AuditContext
-from pellucid.audits.engine.decision import at, finding, judge, skip_if_unsupported
-from pellucid.audits.engine.deviation import Deviation, TargetRun, logit_scale, max_abs_diff
-from pellucid.audits.engine.gradients import first_difference, gradients
+from pellucid.audits.engine.decision import at, finding, judge, rows_of, skip_if_unsupported
+from pellucid.audits.engine.deviation import (
+    Deviation,
+    TargetRun,
+    first_difference,
+    gradients,
+    logit_scale,
+    max_abs_diff,
+)
 from pellucid.audits.engine.module_copies import NoDropout, deep_copy, module_of, reseeded, set_dropout
 from pellucid.audits.engine.preserve_state import preserve_state
-from pellucid.audits.engine.row_layouts import rows_of
 from pellucid.batch import Batch
 from pellucid.errors import UnsupportedError, one_line
 from pellucid.records import Finding, Location
@@ -179,7 +184,7 @@ def _checkpointing(context: AuditContext, quiet: _Quiet, case: str, batch: Batch
         for recomputed in (nullcontext, twin.probe.checkpointing):
             with preserve_state(module_of(twin), weights=False), _training(twin), recomputed():
                 decides = run is context.runs[-1]
-                answers.append(gradients(context, twin, batch) if decides else (_graded(twin, batch), {}))
+                answers.append(gradients(twin, batch) if decides else (_graded(twin, batch), {}))
         (want, expected), (got, found) = answers
         spoilt.append(first_difference(run, expected, found))
         return _reading(run, want, got, batch)

@@ -3,16 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from pellucid.audits.checks.check import Check
 from pellucid.audits.engine.context import AuditContext
-from pellucid.audits.engine.decision import Index, finding, skip_if_no_gradient
-from pellucid.audits.engine.deviation import Deviation, TargetRun, logit_scale, max_abs_diff
-from pellucid.audits.engine.gradients import Gradients, first_difference, gradients_of, tolerance_of, weights_of
-from pellucid.audits.engine.row_layouts import against_alone, as_alone, documents, find_cause, not_moved, rows_of
+from pellucid.audits.engine.decision import (
+    Change,
+    Index,
+    against_alone,
+    as_alone,
+    caused,
+    documents,
+    finding,
+    not_moved,
+    rows_of,
+    skip_if_no_gradient,
+)
+from pellucid.audits.engine.deviation import (
+    Deviation,
+    Gradients,
+    TargetRun,
+    directions,
+    first_difference,
+    gradients_of,
+    logit_scale,
+    max_abs_diff,
+    tolerance_of,
+    weights_of,
+)
 from pellucid.batch import Batch
 from pellucid.records import Finding, Location
 
@@ -36,18 +57,16 @@ def run(context: AuditContext) -> Iterator[Finding]:
 
 
 def _against_alone(context: AuditContext, case: str, docs: list[list[int]], batch: Batch) -> Finding:
-    def place(run: TargetRun, index: Index) -> tuple[Location, str]:
-        row, query = index
-        own = int(batch.segments[row, query])
-        others = [(row, slot) for slot in (batch.segments[row] != own).nonzero()[:, 0].tolist()]
-        found = find_cause(context, run, batch, row, query, others)
+    def message(where: Location) -> str:
         cause = (
-            f"token {found[1]} of document {int(batch.segments[row, found[1]])} moves it" if found
+            f"token {where.key} of document {int(batch.segments[where.row, where.key])} moves it"
+            if where.key is not None
             else "no other document's tokens move it, so its position in the row does"
-        )  # fmt: skip
-        where = Location(row, query, found[1] if found else None)
-        return where, f"document {own} answers otherwise than alone at slot {query}; {cause}"
+        )
+        own = int(batch.segments[where.row, where.query])
+        return f"document {own} answers otherwise than alone at slot {where.query}; {cause}"
 
+    place = caused(context, batch, partial(_others, batch), message)
     return as_alone(context, NAME, case, batch, docs, good="each document answers as it does alone", place=place)
 
 
@@ -59,14 +78,13 @@ def _asked(context: AuditContext, way: str, docs: list[list[int]], batch: Batch)
             got = run.logits(batch)
         return against_alone(run, batch, docs, got)
 
+    def message(where: Location) -> str:
+        own = int(batch.segments[where.row, where.query])
+        return f"packed documents are no longer apart {way}: document {own} answers otherwise than alone"
+
     def place(run: TargetRun, index: Index) -> tuple[Location, str]:
-        row, query = index
-        own = int(batch.segments[row, query])
-        others = [(row, slot) for slot in (batch.segments[row] != own).nonzero()[:, 0].tolist()]
         with run.probe.call_mode(way):
-            found = find_cause(context, run, batch, row, query, others)
-        where = Location(row, query, found[1] if found else None)
-        return where, f"packed documents are no longer apart {way}: document {own} answers otherwise than alone"
+            return caused(context, batch, partial(_others, batch), message)(run, index)
 
     good = f"each document answers as it does alone {way}"
     return finding(context, NAME, way, context.read(measure), bits=False, good=good, place=place)
@@ -83,13 +101,10 @@ def _copy(context: AuditContext, docs: list[list[int]]) -> Finding:
         sizes_BT[0, second] = max_abs_diff(logits[0, first][None], logits[0, second][None])[0]
         return Deviation(run, sizes_BT, logit_scale(logits))
 
-    def place(run: TargetRun, index: Index) -> tuple[Location, str]:
-        row, query = index
-        found = find_cause(context, run, batch, row, query, [(0, int(slot)) for slot in range(int(second[0]))])
-        return Location(
-            row, query, found[1] if found else None
-        ), f"the second copy of a document answers otherwise at slot {query}"
-
+    place = caused(
+        context, batch, lambda row, query: [(0, int(slot)) for slot in range(int(second[0]))],
+        lambda where: f"the second copy of a document answers otherwise at slot {where.query}",
+    )  # fmt: skip
     good = "a second copy of a document answers like the first"
     return finding(context, NAME, "copy", context.read(measure), bits=False, good=good, place=place)
 
@@ -98,15 +113,18 @@ def _change_one(context: AuditContext, batch: Batch, number: int) -> Finding:
     inside_BT = batch.segments == number
     after = context.fresh(batch, inside_BT)
 
-    def place(run: TargetRun, index: Index) -> tuple[Location, str]:
-        row, query = index
-        found = find_cause(context, run, batch, row, query, [(0, int(slot)) for slot in batch.slots(0, number)])
-        document = int(batch.segments[row, query])
-        message = f"document {document} moves at slot {query} when document {number} is changed"
-        return Location(row, query, found[1] if found else None), message
+    def message(where: Location) -> str:
+        document = int(batch.segments[where.row, where.query])
+        return f"document {document} moves at slot {where.query} when document {number} is changed"
 
+    place = caused(context, batch, lambda row, query: [(0, int(s)) for s in batch.slots(0, number)], message)
     case, good = f"document {number} changed", f"changing document {number} moves no other"
     return not_moved(context, NAME, case, batch, after, batch.token_mask & ~inside_BT, good=good, place=place)
+
+
+def _others(batch: Batch, row: int, query: int) -> list[Change]:
+    """The slots of the row that do not belong to the query's document."""
+    return [(row, slot) for slot in (batch.segments[row] != batch.segments[row, query]).nonzero()[:, 0].tolist()]
 
 
 def _gradients(context: AuditContext, docs: list[list[int]], packed: Batch) -> Finding:
@@ -140,7 +158,7 @@ def _objective(
         if context.can("loss"):
             return run.differentiable_loss(batch)
         logits = run.differentiable(batch)
-        return (logits * context.directions(logits))[batch.token_mask.to(logits.device)].sum()
+        return (logits * directions(logits))[batch.token_mask.to(logits.device)].sum()
 
     total = torch.stack([one(batch) for batch in requests]).sum()
     if not total.requires_grad:

@@ -12,10 +12,27 @@ from torch import Tensor
 
 from pellucid.audits.checks.check import Check
 from pellucid.audits.engine.context import AuditContext
-from pellucid.audits.engine.decision import Index, finding, skip_if_no_gradient
-from pellucid.audits.engine.deviation import Deviation, TargetRun, logit_scale, max_abs_diff
-from pellucid.audits.engine.gradients import embedding_gradient, first_not_finite, gradients_of, weights_of
-from pellucid.audits.engine.row_layouts import Change, as_alone, find_cause, not_moved, rows_of, unmoved
+from pellucid.audits.engine.decision import (
+    Change,
+    Index,
+    as_alone,
+    caused,
+    finding,
+    not_moved,
+    rows_of,
+    skip_if_no_gradient,
+    unmoved,
+)
+from pellucid.audits.engine.deviation import (
+    Deviation,
+    TargetRun,
+    embedding_gradient,
+    first_not_finite,
+    gradients_of,
+    logit_scale,
+    max_abs_diff,
+    weights_of,
+)
 from pellucid.batch import Batch, Side
 from pellucid.records import Finding, Location
 
@@ -74,37 +91,31 @@ def _shifting(context: AuditContext, rows: list[list[int]]) -> Finding:
 
 
 def _against_alone(context: AuditContext, case: str, rows: list[list[int]], batch: Batch) -> Finding:
-    def place(run: TargetRun, index: Index) -> tuple[Location, str]:
-        where = _pad_that_moves(context, run, batch, *index)
+    def message(where: Location) -> str:
         cause = (
             f"token id of the pad in slot {where.key} moves it" if where.key is not None
             else "no pad's content moves it, so its position or the number of slots does"
         )  # fmt: skip
-        return where, f"the token in slot {where.query} answers otherwise than alone; {cause}"
+        return f"the token in slot {where.query} answers otherwise than alone; {cause}"
 
+    place = caused(context, batch, partial(_pads, batch), message)
     return as_alone(context, NAME, case, batch, rows, good="real tokens answer as they do alone", place=place)
 
 
-def _pads(batch: Batch, row: int) -> list[Change]:
+def _pads(batch: Batch, row: int, query: int = 0) -> list[Change]:
     """All padded slots, those of ``row`` first."""
+    del query
     pads = [(r, s) for r, s in (batch.segments == 0).nonzero().tolist()]
     return sorted(pads, key=lambda pad: (pad[0] != row, pad))
-
-
-def _pad_that_moves(context: AuditContext, run: TargetRun, batch: Batch, row: int, query: int) -> Location:
-    found = find_cause(context, run, batch, row, query, _pads(batch, row))
-    if found is None:
-        return Location(row, query)
-    return Location(row, query, found[1], None if found[0] == row else found[0])
 
 
 def _other_ids(context: AuditContext, case: str, batch: Batch) -> Finding:
     after = context.fresh(batch, ~batch.token_mask)
 
-    def place(run: TargetRun, index: Index) -> tuple[Location, str]:
-        where = _pad_that_moves(context, run, batch, *index)
-        return where, f"the token in slot {where.query} moves with the ids of the pads"
+    def message(where: Location) -> str:
+        return f"the token in slot {where.query} moves with the ids of the pads"
 
+    place = caused(context, batch, partial(_pads, batch), message)
     return not_moved(context, NAME, case, batch, after, batch.token_mask, good="ids in pads move nothing", place=place)
 
 
@@ -162,7 +173,7 @@ def _spoilt_weights(run: TargetRun, logits: Tensor, real_BT: Tensor) -> str | No
 
 
 def _gradient(context: AuditContext, case: str, batch: Batch) -> Finding:
-    grad_BTD = embedding_gradient(context, context.runs[-1], batch)
+    grad_BTD = embedding_gradient(context.runs[-1], batch)
     assert grad_BTD is not None
     sizes_BT = torch.where(batch.token_mask, 0.0, grad_BTD.abs().amax(-1).cpu())
     size = float(sizes_BT.max())

@@ -13,7 +13,7 @@ from pellucid.audits.checks.check import Check
 from pellucid.audits.engine.context import AuditContext
 from pellucid.audits.engine.decision import skip_if_unsupported
 from pellucid.audits.engine.deviation import TargetRun, logit_scale, max_abs_diff
-from pellucid.audits.engine.expected import expected_flow
+from pellucid.audits.engine.influence import expected_flow
 from pellucid.audits.engine.layers import layer_flows
 from pellucid.batch import Batch, Side
 from pellucid.records import Finding, Location

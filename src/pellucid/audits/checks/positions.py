@@ -12,10 +12,18 @@ from torch import Tensor
 
 from pellucid.audits.checks.check import Check
 from pellucid.audits.engine.context import AuditContext
-from pellucid.audits.engine.decision import Index, at, finding, judge, skip_if_unsupported
+from pellucid.audits.engine.decision import (
+    against_alone,
+    at,
+    find_cause,
+    finding,
+    judge,
+    not_moved,
+    rows_of,
+    skip_if_unsupported,
+)
 from pellucid.audits.engine.deviation import Deviation, TargetRun, logit_scale, max_abs_diff
 from pellucid.audits.engine.out_of_range import past_the_end
-from pellucid.audits.engine.row_layouts import against_alone, find_cause, not_moved, rows_of
 from pellucid.batch import Batch
 from pellucid.records import Finding, Location
 from pellucid.visibility import Coordinates
@@ -102,16 +110,11 @@ def _restarts(
             )
             return Finding(NAME, "not_applicable", message, case, Location(row, query), verdict.size, verdict.decided)
 
-    def place(run: TargetRun, index: Index) -> tuple[Location, str]:
-        del run
-        row, query = index
-        count = int(batch.positions[row, query])
-        message = (
-            f"token {count} of its document, in slot {query}, answers by its place in the row: positions do not restart"
-        )
-        return Location(row, query), message
+    def describe(row: int, query: int) -> str:
+        token = f"token {int(batch.positions[row, query])} of its document, in slot {query}"
+        return f"{token}, answers by its place in the row: positions do not restart"
 
-    return finding(context, NAME, case, readings, bits=False, good=good, place=place)
+    return finding(context, NAME, case, readings, bits=False, good=good, place=at(describe))
 
 
 def _within(reading: Deviation, where_BT: Tensor) -> Deviation:
@@ -144,16 +147,12 @@ def _cached(context: AuditContext) -> Finding:
         message = "these tokens answer otherwise than alone, but not by the cache and the padding together (see both)"
         return Finding(NAME, "not_applicable", message, case)
 
-    def place(run: TargetRun, index: Index) -> tuple[Location, str]:
-        del run
-        row, query = index
-        message = (
-            f"slot {query} goes on at another position than {int(batch.positions[row, query])}: rows share a counter"
-        )
-        return Location(row, query), message
+    def describe(row: int, query: int) -> str:
+        at_position = int(batch.positions[row, query])
+        return f"slot {query} goes on at another position than {at_position}: rows share a counter"
 
     good = "every row goes on through the cache where its own last token was"
-    return finding(context, NAME, case, readings, bits=False, good=good, place=place)
+    return finding(context, NAME, case, readings, bits=False, good=good, place=at(describe))
 
 
 # ---------------------------------------------------------------------------------------- by explicit positions

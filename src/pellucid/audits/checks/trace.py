@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pellucid.audits.checks.check import Check
 from pellucid.audits.engine.argument_mutation import watched, ways_to_hand_over
-from pellucid.audits.engine.attribute_snapshot import Leaves, changed, hooks_of, snapshot_attributes
 from pellucid.audits.engine.context import AuditContext
-from pellucid.audits.engine.decision import skip_if_unsupported
+from pellucid.audits.engine.decision import rows_of, skip_if_unsupported
 from pellucid.audits.engine.deviation import max_abs_diff
-from pellucid.audits.engine.global_state import put_back, random_states, switches
 from pellucid.audits.engine.module_copies import deep_copy, reseeded
-from pellucid.audits.engine.preserve_state import preserve_state
-from pellucid.audits.engine.row_layouts import rows_of
+from pellucid.audits.engine.preserve_state import preserve_state, put_back, random_states, switches
+from pellucid.audits.engine.snapshot import Snapshot
 from pellucid.batch import Batch
 from pellucid.errors import one_line
 from pellucid.records import Finding, Location
@@ -60,49 +58,24 @@ def _ways_in(context: AuditContext) -> Iterator[tuple[str, Ask]]:
         yield "cache", lambda batch: probe.extend(batch, probe.new_cache(*batch.shape))
 
 
-@dataclass
-class _Seen:
-    """What a module is and holds at one moment."""
-
-    weights: dict[str, Tensor]
-    buffers: dict[str, Tensor]
-    training: list[tuple[str, bool]]
-    learning: list[tuple[str, bool]]
-    hooks: dict[str, int]
-    held: Leaves = field(default_factory=dict)
-
-    @classmethod
-    def now(cls, module: nn.Module | None) -> _Seen:
-        if module is None:
-            return cls({}, {}, [], [], {})
-        return cls(
-            {name: weight.detach().clone() for name, weight in module.named_parameters()},
-            {name: buffer.detach().clone() for name, buffer in module.named_buffers()},
-            [(name, part.training) for name, part in module.named_modules()],
-            [(name, weight.requires_grad) for name, weight in module.named_parameters()],
-            hooks_of(module),
-            snapshot_attributes(module),
-        )
-
-
 def _traces(context: AuditContext, case: str, ask: Ask, batch: Batch, other: Batch) -> Iterator[Finding]:
     """Ask for one thing, for another of its shape, for the first again: what stays may depend on the shape only."""
     module = context.probe.module
     if module is not None:
         module.eval()  # an earlier request may have woken a part
     kept_request, asked = (context.native.placed(batch) for _ in range(2))
-    before, drawn = _Seen.now(module), random_states()
+    before, drawn = Snapshot.now(module), random_states()
     with torch.no_grad():
         kept = switches()
         with watched(module, containers=case != "cache") as written:
             ask(asked)
         switched = put_back(kept)
         random_names = [name for name, state in random_states().items() if state != drawn.get(name)]
-        moments = [_Seen.now(module)]
+        moments = [Snapshot.now(module)]
         for again in (other, batch):
             ask(context.native.placed(again))
             put_back(kept)
-            moments.append(_Seen.now(module))
+            moments.append(Snapshot.now(module))
     yield from _of_tensors(case, before, moments)
     yield from _of_flags(case, before, moments)
     yield from _of_attributes(case, moments)
@@ -116,41 +89,36 @@ def _traces(context: AuditContext, case: str, ask: Ask, batch: Batch, other: Bat
         yield _written_into(case, written)
 
 
-def _of_tensors(case: str, before: _Seen, moments: list[_Seen]) -> Iterator[Finding]:
+def _of_tensors(case: str, before: Snapshot, moments: list[Snapshot]) -> Iterator[Finding]:
     """Weights never change. Buffers may be built by the first request, from its shape and not from its content."""
-    for name, weight in before.weights.items():
-        after = moments[0].weights.get(name)
-        if not _equal(weight, after):
-            message = f"answering changes {name}: one request leaves something for the next"
-            yield Finding(NAME, "leak", message, case, size=_size(weight, after))
-    first = moments[0].buffers
-    for name, buffer in first.items():
-        later = next((m.buffers.get(name) for m in moments[1:] if not _equal(buffer, m.buffers.get(name))), buffer)
-        if later is not buffer:
-            message = f"every answer changes {name}: one request leaves something for the next"
-            yield Finding(NAME, "leak", message, case, size=_size(buffer, later))
+    for name in before.diff(moments[0], "weights"):
+        message = f"answering changes {name}: one request leaves something for the next"
+        size = _size(before.weights[name], moments[0].weights.get(name))
+        yield Finding(NAME, "leak", message, case, size=size)
+    first = moments[0]
+    moved = {name: later for later in moments[:0:-1] for name in first.diff(later, "buffers")}
+    for name in (name for name in first.buffers if name in moved):
+        message = f"every answer changes {name}: one request leaves something for the next"
+        size = _size(first.buffers[name], moved[name].buffers.get(name))
+        yield Finding(NAME, "leak", message, case, size=size)
 
 
-def _of_flags(case: str, before: _Seen, moments: list[_Seen]) -> Iterator[Finding]:
-    for kind, was, now in (
-        ("training", dict(before.training), dict(moments[0].training)),
-        ("requires_grad", dict(before.learning), dict(moments[0].learning)),
-    ):
-        names = [name for name in was if now.get(name, was[name]) != was[name]]
+def _of_flags(case: str, before: Snapshot, moments: list[Snapshot]) -> Iterator[Finding]:
+    for kind in ("training", "requires_grad"):
+        names = before.diff(moments[0], kind)
         if names:
             message = f"answering changes {kind} of {names[0] or 'the module itself'}{_and_more(names)}"
             yield Finding(NAME, "leak", message, case)
-    more = [name for name, count in moments[-1].hooks.items() if count > moments[0].hooks.get(name, 0)]
+    more = moments[0].diff(moments[-1], "hooks")
     if more:
         yield Finding(NAME, "leak", f"every answer adds a hook to {more[0]}", case)
 
 
-def _of_attributes(case: str, moments: list[_Seen]) -> Iterator[Finding]:
+def _of_attributes(case: str, moments: list[Snapshot]) -> Iterator[Finding]:
     """Plain attributes: moved by other content and back by the first is memory, never back is growth or counting."""
-    first, second, third = (moment.held for moment in moments)
-    moving = changed(first, second)
-    forth = [name for name in moving if name not in set(changed(first, third))]
-    growing = changed(first, third)
+    first, second, third = moments
+    growing = first.diff(third, "attributes")
+    forth = [name for name in first.diff(second, "attributes") if name not in set(growing)]
     if growing:
         message = f"{growing[0]} goes on changing with every request{_and_more(growing)}: it counts, grows or draws"
         yield Finding(NAME, "fragile", message, case)
@@ -221,7 +189,7 @@ def _first_request_decides(context: AuditContext) -> Finding:
         with preserve_state(context.probe.module):
             reseeded(1)
             twin.logits(asked)
-            seen.append(_Seen.now(twin.probe.module))
+            seen.append(Snapshot.now(twin.probe.module))
             answers.append(twin.logits(batch))
     sizes_BT = max_abs_diff(answers[0], answers[1])
     if bool(sizes_BT.any()):
@@ -230,11 +198,11 @@ def _first_request_decides(context: AuditContext) -> Finding:
         return Finding(
             NAME, "leak", message, _FIRST, Location(row_number, query), float(sizes_BT.max()), "on two copies"
         )
-    buffers = [n for n, value in seen[0].buffers.items() if not _equal(value, seen[1].buffers.get(n))]
+    buffers = seen[0].diff(seen[1], "buffers")
     if buffers:
         message = f"{buffers[0]} holds something of the first request, for all that come after it"
         return Finding(NAME, "leak", message, _FIRST)
-    names = changed(seen[0].held, seen[1].held)
+    names = seen[0].diff(seen[1], "attributes")
     if names:
         return Finding(NAME, "fragile", f"{names[0]} keeps something of the first request{_and_more(names)}", _FIRST)
     return Finding(NAME, "pass", "what is built by the first request depends on its shape only", _FIRST)
@@ -278,16 +246,6 @@ def _kept_answer(context: AuditContext, batch: Batch, other: Batch) -> Finding:
     message = "the next request writes into the answer that was handed out: both are one tensor"
     return Finding(
         NAME, "leak", message, case, Location(row, query), float(sizes_BT.max()), "the same tensor before and after"
-    )
-
-
-def _equal(before: Tensor, after: Tensor | None) -> bool:
-    if after is None or before.shape != after.shape or before.dtype != after.dtype:
-        return False
-    return (
-        torch.equal(before.nan_to_num(), after.nan_to_num())
-        if before.is_floating_point()
-        else torch.equal(before, after)
     )
 
 

@@ -9,8 +9,7 @@ from pellucid.audits.checks.future import gradient_kept
 from pellucid.audits.engine.context import AuditContext
 from pellucid.audits.engine.decision import skip_if_no_gradient
 from pellucid.audits.engine.deviation import TargetRun
-from pellucid.audits.engine.expected import expected_flow
-from pellucid.audits.engine.influence import InfluenceMatrix, assert_no_influence, flow_of, measured
+from pellucid.audits.engine.influence import InfluenceMatrix, assert_no_influence, expected_flow, flow_of, measured
 from pellucid.audits.engine.layer_isolation import IsolatedLayers, back_of, held_alone, layer_held, layers_alone
 from pellucid.audits.engine.layers import first_broken_layer, layer_flows, layer_names
 from pellucid.audits.engine.perturbation import Perturbations

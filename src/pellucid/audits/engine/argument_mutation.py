@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pellucid.audits.engine.context import AuditContext
-from pellucid.audits.engine.row_layouts import rows_of
+from pellucid.audits.engine.decision import rows_of
 from pellucid.batch import Batch
 
 _KEPT = re.compile(r"cache(?!_position)|past|kv|mems|(^|_)state$|^states$|inference_params", re.IGNORECASE)

@@ -11,8 +11,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from pellucid.audits.engine.deviation import Deviation, TargetRun, logit_scale, max_abs_diff
-from pellucid.audits.engine.rounding_noise import rounding_noise
+from pellucid.audits.engine.deviation import Deviation, TargetRun, logit_scale, max_abs_diff, rounding_noise
 from pellucid.batch import Batch, Side
 from pellucid.errors import PellucidError, one_line
 from pellucid.probe import Capability, Probe
@@ -256,9 +255,3 @@ class AuditContext:
         return self._free[(torch.searchsorted(self._free, tokens.cpu().contiguous()) + step) % len(self._free)].to(
             tokens.device
         )
-
-    def directions(self, logits_BTV: Tensor) -> Tensor:
-        """Fixed random weights to sum outputs with, so that one gradient speaks for all of them."""
-        generator = torch.Generator().manual_seed(1)
-        weights_V = torch.randn(logits_BTV.shape[-1], generator=generator, dtype=torch.float64)
-        return weights_V.to(logits_BTV)

@@ -1,12 +1,12 @@
-"""One run of a target, and how far its outputs moved in it."""
+"""One run of a target, how far its outputs and gradients deviate, and the rounding that a float64 copy still shows."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pellucid.batch import Batch
 from pellucid.errors import ShapeError
@@ -156,3 +156,100 @@ def logit_scale(logits: Tensor) -> float:
     if math.isfinite(low) and math.isfinite(high):
         return 1.0 + max(-low, high)
     return 1.0 + float(logits.detach().abs().nan_to_num(0.0, 0.0, 0.0).max())
+
+
+STEP = 2.0**-22
+"""Some of float32's own steps, so that a cast to it inside cannot hide."""
+
+Ask = Callable[[], Tensor]
+
+
+def rounding_noise(module: nn.Module, asks: Sequence[Ask]) -> float:
+    """The rounding a float64 copy still shows: large when the module casts to less precision inside.
+
+    ``asks`` are ways to ask it the same; the largest counts. Three runs each, with weights scaled by 1, 1 + e and
+    1 + 2e: for e = 2⁻²² a smooth function's second difference is about e² = 6e-14, while inner roundings to
+    float32 do not cancel and show up at their own size.
+    """
+    weights = [p for p in module.parameters() if p.is_floating_point()]
+    kept = [p.detach().clone() for p in weights]
+    answers = [[ask() for ask in asks]]
+    try:
+        for number in (1, 2):
+            _scale(weights, kept, 1 + number * STEP)
+            answers.append([ask() for ask in asks])
+    finally:
+        _scale(weights, kept, 1.0)
+    bends = ((third - 2 * second + first).abs() for first, second, third in zip(*answers, strict=True))
+    return max((float(bend.nan_to_num(0.0, 0.0, 0.0).max()) for bend in bends), default=0.0)
+
+
+def _scale(weights: Sequence[Tensor], kept: Sequence[Tensor], factor: float) -> None:
+    with torch.no_grad():
+        for weight, value in zip(weights, kept, strict=True):
+            torch.mul(value, factor, out=weight)  # by 1: bit for bit what it was
+
+
+Gradients = dict[str, Tensor]
+
+
+def gradients(run: TargetRun, batch: Batch) -> tuple[Tensor, Gradients]:
+    """``[B, T, V]`` logits, and what a fixed weighted sum over the real tokens gives each weight."""
+    named = weights_of(run)
+    logits = run.differentiable(batch)
+    total = (logits * directions(logits))[batch.token_mask.to(logits.device)].sum()
+    if not named or not total.requires_grad:
+        return logits.detach().cpu(), {}
+    return logits.detach().cpu(), gradients_of(total, named)
+
+
+def gradients_of(total: Tensor, named: dict[str, Tensor]) -> Gradients:
+    """What ``total`` gives each weight: 0 to those that have no part in it."""
+    taken = torch.autograd.grad(total, list(named.values()), allow_unused=True)
+    pairs = zip(named.items(), taken, strict=True)
+    return {name: torch.zeros_like(weight) if grad is None else grad for (name, weight), grad in pairs}
+
+
+def embedding_gradient(run: TargetRun, batch: Batch) -> Tensor | None:
+    """``[B, T, D]``: what the same weighted sum over the real tokens gives their embeddings."""
+    embeddings_BTD = run.embed(batch).requires_grad_()
+    logits = run.differentiable(batch.replace(inputs_embeds=embeddings_BTD))
+    (logits * directions(logits))[batch.token_mask.to(logits.device)].sum().backward(inputs=[embeddings_BTD])
+    return embeddings_BTD.grad
+
+
+def weights_of(run: TargetRun) -> dict[str, Tensor]:
+    """The parameters that take gradients, by name."""
+    module = run.probe.module
+    return {} if module is None else {name: p for name, p in module.named_parameters() if p.requires_grad}
+
+
+def tolerance_of(run: TargetRun) -> float:
+    """How far, relative to their scale, two right sums of gradients may lie apart."""
+    return (1e-10 if run.dtype == torch.float64 else 10 * run.rounding) + 20 * run.noise
+
+
+def first_difference(run: TargetRun, want: Gradients, got: Gradients) -> tuple[str, float] | None:
+    """The first weight whose two gradients differ beyond rounding, and by how much.
+
+    A gradient that is 0 by its definition, such as that of a bias of all keys, is nothing but the rounding of others.
+    """
+    tolerance = tolerance_of(run)
+    noise = (run.rounding + run.noise) * max((logit_scale(expected) for expected in want.values()), default=0.0)
+    for name, expected in want.items():
+        size = float(torch.dist(got[name], expected, float("inf"))) if expected.numel() else 0.0
+        if not size <= max(tolerance * logit_scale(expected), noise):
+            return name, size
+    return None
+
+
+def first_not_finite(found: Gradients) -> str | None:
+    """The first weight whose gradient is not finite."""
+    return next((name for name, grad in found.items() if not bool(grad.isfinite().all())), None)
+
+
+def directions(logits_BTV: Tensor) -> Tensor:
+    """Fixed random weights to sum outputs with, so that one gradient covers all of them."""
+    generator = torch.Generator().manual_seed(1)
+    weights_V = torch.randn(logits_BTV.shape[-1], generator=generator, dtype=torch.float64)
+    return weights_V.to(logits_BTV)

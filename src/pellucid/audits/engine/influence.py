@@ -1,8 +1,8 @@
-"""Who really moves whom in one long sequence: measured once, looked at by several checks."""
+"""Who may influence whom by the declared rules, and who does in one long sequence: measured once for several checks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,12 +10,42 @@ from torch import Tensor
 
 from pellucid.audits.engine.context import AuditContext
 from pellucid.audits.engine.decision import Index, finding, judge
-from pellucid.audits.engine.deviation import Deviation, TargetRun
-from pellucid.audits.engine.expected import expected_flow
-from pellucid.audits.engine.perturbation import Perturbations, informative_cuts, sample
-from pellucid.audits.engine.suffix_perturbation import mixed_rows
+from pellucid.audits.engine.deviation import Deviation, TargetRun, directions
+from pellucid.audits.engine.perturbation import Perturbations, informative_cuts, mixed_rows, sample
 from pellucid.batch import Batch
+from pellucid.probe import Visibility
 from pellucid.records import LONGEST_VIEW, MOST_WEIGHTS, Finding, Flow, Location, TokenView
+from pellucid.visibility import Coordinates
+
+
+def expected_flow(rules: Sequence[Visibility], batch: Batch) -> Tensor:
+    """``Bool[B, T, T]`` [query, key]: information may get from the key's input to the query's output.
+
+    Each layer passes on what it sees and, by the residual stream, what it holds: after two layers of
+    ``causal() & window(3)`` a query is reached by the four tokens before it. Besides its mask, a rule is held
+    to the bounds that it states (``ahead``, ``reach``), so that a mask that breaks them is found out.
+    """
+    places = Coordinates(batch.positions, batch.segments)
+    itself_BTT = torch.diag_embed(batch.token_mask)
+    flow_BTT = itself_BTT
+    for rule in rules:
+        sees_BTT = rule.mask(places, places)[:, 0] | itself_BTT
+        flow_BTT = (sees_BTT.float() @ flow_BTT.float()) > 0
+    return flow_BTT & _within_bounds(rules, batch.positions)
+
+
+def _within_bounds(rules: Sequence[Visibility], positions_BT: Tensor) -> Tensor:
+    """``Bool[B, T, T]``: not further ahead or back than all layers together say that they look."""
+    back_BTT = positions_BT[:, :, None] - positions_BT[:, None, :]
+    inside_BTT = torch.ones_like(back_BTT, dtype=torch.bool)
+    aheads = [rule.lookahead for rule in rules if rule.lookahead is not None]
+    if len(aheads) == len(rules):
+        inside_BTT &= back_BTT >= -sum(aheads)
+    backs = [rule.lookback[0] for rule in rules if rule.lookback[0] is not None and not rule.lookback[1]]
+    if len(backs) == len(rules):
+        inside_BTT &= back_BTT <= sum(back for back in backs if back is not None)
+    return inside_BTT
+
 
 Explain = Callable[[int, int], str]
 
@@ -172,7 +202,7 @@ def gradients(context: AuditContext, row: list[int]) -> tuple[Tensor, Tensor]:
         batch = Batch.from_rows([row] * len(asked_RT))
         embeddings = run.embed(batch).requires_grad_()
         logits = run.differentiable(batch.replace(inputs_embeds=embeddings))
-        weighted_RT = (logits * context.directions(logits)).sum(-1)
+        weighted_RT = (logits * directions(logits)).sum(-1)
         weighted_RT[asked_RT.to(logits.device)].sum().backward(inputs=[embeddings])
         assert embeddings.grad is not None
         return asked_RT, embeddings.grad.abs().amax(-1).double().cpu()

@@ -17,7 +17,7 @@ from pellucid.audits.engine.capture import CaptureIO, PerturbInput, watching
 from pellucid.audits.engine.context import AuditContext
 from pellucid.audits.engine.decision import judge
 from pellucid.audits.engine.deviation import Deviation, TargetRun
-from pellucid.audits.engine.expected import expected_flow
+from pellucid.audits.engine.influence import expected_flow
 from pellucid.batch import Batch
 from pellucid.probe import Visibility
 from pellucid.visibility import causal

@@ -1,17 +1,56 @@
-"""Leave a target as it was found."""
+"""Torch's switches, random states and everything of a module that a call may change, restored afterwards."""
 
 from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pellucid.audits.engine.global_state import put_back, switches
+# name -> (read, write back)
+_SWITCHES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "the default dtype": (torch.get_default_dtype, torch.set_default_dtype),
+    "the number of threads": (torch.get_num_threads, torch.set_num_threads),
+    "whether gradients are taken": (torch.is_grad_enabled, torch.set_grad_enabled),
+    "deterministic algorithms": (
+        lambda: (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
+        lambda kept: torch.use_deterministic_algorithms(kept[0], warn_only=kept[1]),
+    ),
+    "the precision of float32 products": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    "anomaly detection": (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+    "autocast": (
+        lambda: torch.is_autocast_enabled("cpu"),
+        lambda kept: torch.set_autocast_enabled("cpu", kept),
+    ),
+}
+
+
+def switches() -> dict[str, Any]:
+    """Torch's global switches, by what they are."""
+    return {name: read() for name, (read, _) in _SWITCHES.items()}
+
+
+def put_back(kept: dict[str, Any]) -> list[str]:
+    """Restore the switches that moved; their names."""
+    moved = [name for name, (read, _) in _SWITCHES.items() if read() != kept[name]]
+    for name in moved:
+        _SWITCHES[name][1](kept[name])
+    return moved
+
+
+def random_states() -> dict[str, Any]:
+    """Comparable states of every generator that a model is likely to use."""
+    states: dict[str, Any] = {"torch": torch.get_rng_state().tolist(), "Python's random": random.getstate()}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        states["torch on cuda"] = [state.tolist() for state in torch.cuda.get_rng_state_all()]
+    if "numpy" in sys.modules:
+        name, keys, *rest = sys.modules["numpy"].random.get_state()
+        states["numpy"] = (name, keys.tolist(), *rest)
+    return states
 
 
 @contextmanager
@@ -44,9 +83,7 @@ def _restore_later(stack: ExitStack, module: nn.Module, weights: bool) -> None:
     for part in module.modules():
         stack.callback(setattr, part, "training", part.training)
         stack.callback(_put_back_flags, part, _flags(part))
-        if isinstance(
-            getattr(part, "_buffers", None), dict
-        ):  # tables made on the way stay: other attributes tell of them
+        if isinstance(getattr(part, "_buffers", None), dict):  # tables made on the way stay: other attributes name them
             stack.callback(part._buffers.update, dict(part._buffers))
         for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks"):
             held = getattr(part, name, None)

@@ -19,13 +19,13 @@ class Objective(Protocol):
 def overlap_of(objective: Objective) -> int:
     """Tokens that pieces of a long document share, so that the objective counts each thing exactly once.
 
-    An objective says so by its ``overlap``; without one it is the next token's: 1.
+    That is its attribute ``overlap``; the default is that of the next token: 1.
     """
     return int(getattr(objective, "overlap", 1))
 
 
 def describe(objective: Objective) -> str:
-    """Stable text that tells objectives apart; the state of a loader names its stream by it."""
+    """Stable text that identifies an objective in the state of a loader."""
     if hasattr(objective, "__dataclass_fields__"):
         return repr(objective)
     return str(getattr(objective, "__qualname__", type(objective).__qualname__))

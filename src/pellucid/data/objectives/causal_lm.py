@@ -43,7 +43,7 @@ class MultiStepTarget:
 
     @property
     def overlap(self) -> int:
-        """What pieces of a document share, so that each pair is learnt once."""
+        """Tokens that pieces of a document share, so that each pair is trained once."""
         return self.steps
 
     def __call__(self, batch: Batch, generator: torch.Generator | None = None) -> Batch:
@@ -137,7 +137,7 @@ def _shifted_labels(batch: Batch, steps: int) -> Int[Tensor, "B T"]:
     labels = torch.full_like(batch.tokens, IGNORED)
     here, there = slice(None, -steps), slice(steps, None)
     segments, positions = batch.segments, batch.positions
-    goes_on = (segments[:, here] == segments[:, there]) & (segments[:, here] != 0)
-    goes_on &= positions[:, there] == positions[:, here] + steps
-    labels[:, here] = torch.where(goes_on, batch.tokens[:, there], IGNORED)
+    continues = (segments[:, here] == segments[:, there]) & (segments[:, here] != 0)
+    continues &= positions[:, there] == positions[:, here] + steps
+    labels[:, here] = torch.where(continues, batch.tokens[:, there], IGNORED)
     return labels

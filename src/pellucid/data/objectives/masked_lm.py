@@ -66,7 +66,7 @@ class MaskedLM:
 
     @cached_property
     def _begins(self) -> NDArray[np.bool_]:
-        """``[V]``: ids at which a word begins; all of them where words are not asked for."""
+        """``[V]``: ids at which a word begins; all of them without ``word_starts``."""
         return np.array([True] * self.vocab_size if self.word_starts is None else self.word_starts)
 
     def __call__(self, batch: Batch, generator: torch.Generator | None = None) -> Batch:
@@ -76,7 +76,9 @@ class MaskedLM:
         tokens = batch.tokens.clone().numpy()
         if tokens.size and not 0 <= tokens.min() <= tokens.max() < self.vocab_size:
             odd = tokens.min() if tokens.min() < 0 else tokens.max()
-            raise DataError(f"token id {odd} was met, but ids are 0 to {self.vocab_size - 1}; use the text's tokenizer")
+            raise DataError(
+                f"token id {odd} was found, but ids are 0 to {self.vocab_size - 1}; use the text's tokenizer"
+            )
         labels = np.full_like(tokens, IGNORED)
         slots, document = batch.document_slots
         old = tokens.reshape(-1)[slots]

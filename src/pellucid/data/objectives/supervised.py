@@ -92,7 +92,7 @@ class TokenLabelling:
 
 @dataclass(frozen=True)
 class Contrastive:
-    """Documents 2i and 2i+1 belong together, all others apart: ``targets`` becomes each document's partner, ``[C]``.
+    """Documents 2i and 2i+1 are a pair, all others negatives: ``targets`` becomes each document's partner, ``[C]``.
 
     >>> Contrastive()(Batch.packed([[5], [6], [7], [8]])).targets.tolist()
     [1, 0, 3, 2]

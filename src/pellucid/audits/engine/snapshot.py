@@ -1,4 +1,5 @@
-"""What a module holds besides weights: plain attributes, as comparable leaves under readable names."""
+"""Snapshots of what a module is and has: weights, flags, hooks and plain attributes, which a later moment is compared
+with."""
 
 from __future__ import annotations
 
@@ -8,8 +9,9 @@ import random
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +27,7 @@ _INNER = frozenset(
 )
 
 Leaves = dict[str, Any]
+Kind = Literal["weights", "buffers", "training", "requires_grad", "hooks", "attributes"]
 
 _HOLDERS = (
     *(int, float, str, bytes, tuple, list, dict, set, deque, Tensor),
@@ -190,3 +193,52 @@ def _of_tensor(tensor: Tensor) -> tuple[Any, ...]:
 
 def _digest(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a module is and has at one moment: copies, so that a later moment can be compared with it."""
+
+    weights: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+    training: dict[str, bool]
+    requires_grad: dict[str, bool]
+    hooks: dict[str, int]
+    attributes: Leaves
+
+    @classmethod
+    def now(cls, module: nn.Module | None) -> Snapshot:
+        if module is None:
+            return cls({}, {}, {}, {}, {}, {})
+        return cls(
+            {name: weight.detach().clone() for name, weight in module.named_parameters()},
+            {name: buffer.detach().clone() for name, buffer in module.named_buffers()},
+            {name: part.training for name, part in module.named_modules()},
+            {name: weight.requires_grad for name, weight in module.named_parameters()},
+            hooks_of(module),
+            snapshot_attributes(module),
+        )
+
+    def diff(self, later: Snapshot, kind: Kind) -> list[str]:
+        """The names that differ in a later snapshot.
+
+        Of weights and buffers those known here that changed or are gone, of flags those that are in both, of hooks
+        those of which there are more, of attributes also those that are new or gone.
+        """
+        was, now = getattr(self, kind), getattr(later, kind)
+        match kind:
+            case "weights" | "buffers":
+                return [name for name, tensor in was.items() if not _same_tensor(tensor, now.get(name))]
+            case "hooks":
+                return [name for name, count in now.items() if count > was.get(name, 0)]
+            case "attributes":
+                return changed(was, now)
+        return [name for name, flag in was.items() if now.get(name, flag) != flag]
+
+
+def _same_tensor(before: Tensor, after: Tensor | None) -> bool:
+    if after is None or before.shape != after.shape or before.dtype != after.dtype:
+        return False
+    if before.is_floating_point():
+        return torch.equal(before.nan_to_num(), after.nan_to_num())
+    return torch.equal(before, after)

@@ -130,12 +130,12 @@ def test_impossible_settings_are_refused(settings, message) -> None:
 
 
 def test_ids_beyond_the_vocabulary_are_refused() -> None:
-    with pytest.raises(DataError, match=f"token id {V} was met, but ids are 0 to {V - 1}"):
+    with pytest.raises(DataError, match=f"token id {V} was found, but ids are 0 to {V - 1}"):
         masked(Batch.from_rows([[5, V]]))
 
 
 def test_negative_ids_are_refused_too():
     """They would count from the end of the table of special ids."""
     batch = replace(Batch.from_rows([[5, 6]]), tokens=torch.tensor([[5, -3]]))
-    with pytest.raises(DataError, match=r"token id -3 was met"):
+    with pytest.raises(DataError, match=r"token id -3 was found"):
         MaskedLM(mask_id=4, vocab_size=V, special_ids=(0, 1))(batch, torch.Generator().manual_seed(0))

@@ -121,8 +121,8 @@ def test_another_template_is_found_out(folder: Path, kind: str) -> None:
 CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "ids of a chat": lambda t: t["chats"]["system"]["ids"].append(5),
     "no ids of a chat": lambda t: t["chats"]["system"].update(ids=None),
-    "another message": lambda t: t["chats"]["told"]["asked"]["messages"][0].update(content="?"),
-    "no date": lambda t: t["chats"]["told"]["asked"].update(date_string="2 January 2000"),
+    "another message": lambda t: t["chats"]["variables"]["chat"]["messages"][0].update(content="?"),
+    "no date": lambda t: t["chats"]["variables"]["chat"].update(date_string="2 January 2000"),
     "one chat less": lambda t: t["chats"].pop("question"),
     "no chats": lambda t: t.update(chats=None),
     "chats of none": lambda t: t.update(chats={}),
@@ -216,7 +216,7 @@ def test_a_template_that_writes_no_chat_is_not_saved(tmp_path: Path, template: s
     ("template", "refused"),
     [
         ("{% if messages | length > 1 %}{{ raise_exception('one') }}{% endif %}x", {"dialogue", "system", "answered"}),
-        ("{{ date_string }}", set(CHATS) - {"told"}),
+        ("{{ date_string }}", set(CHATS) - {"variables"}),
         ("x", set()),
     ],
 )
