@@ -1,4 +1,4 @@
-"""Micro-batches off the CPU: assembled ahead in a thread, in the same order, and never counted before they are given."""
+"""Micro-batches off the CPU: assembled ahead, in the same order, never counted before they are given."""
 
 import threading
 from typing import Any
@@ -18,7 +18,7 @@ def loader() -> Loader:
 
 
 def on(device: str, monkeypatch: pytest.MonkeyPatch, stream: Loader) -> Prefetcher:
-    """A prefetcher for a device that is not there: what it pins and moves is noted on the batch and stays where it is."""
+    """A prefetcher for a device that is not there: what it pins and moves is noted, and stays where it is."""
 
     def pin_memory(self: Batch) -> Batch:
         moved.append("pinned")

@@ -22,7 +22,8 @@ class SignalHandler:
     """While the block runs, signals come here; outside the main thread nothing is changed.
 
     Until :meth:`begin` a signal raises :class:`InterruptedBySignal`; after it the first one only sets
-    :attr:`requested`, and the second raises. What comes after one that raised is ignored, so that what was begun can be taken back.
+    :attr:`requested`, and the second raises. What comes after one that raised is
+    ignored, so that what was begun can be taken back.
     """
 
     def __init__(self) -> None:
