@@ -172,8 +172,9 @@ def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
 def _backward(grad: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
     """Gradients of q, k, v, bias and sink logits; an empty tensor for what is not there."""
     with torch.enable_grad(), _above_autograd():
-        leaves = [None if x is None else x.detach().requires_grad_() for x in inputs[:5]]
-        out = _run(_call(*leaves, *inputs[5:]))
+        leaves: list[Any] = [None if x is None else x.detach().requires_grad_() for x in inputs[:5]]
+        every: list[Any] = [*leaves, *inputs[5:]]
+        out = _run(_call(*every))
         given = [x for x in leaves if x is not None]
         found = iter(torch.autograd.grad(out, given, grad, materialize_grads=True))
     return tuple(grad.new_empty(0) if x is None else next(found).clone() for x in leaves)
