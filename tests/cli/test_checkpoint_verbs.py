@@ -145,7 +145,9 @@ def test_show_speaks_of_every_family_and_part(tmp_path: Path, capsys: Captured) 
     assert told["both"]["family"] == "encoder_decoder"
     assert told["both"]["layers"] == "1 × causal(), 1 × causal() (position none)"
     assert told["both"]["encoder's layers"] == "2 × full()"
-    assert told["both"]["encoder's positions"] == "rope (rope_theta 10000.0, interleaved False, scaling linear (factor 2.0))"
+    assert told["both"]["encoder's positions"] == (
+        "rope (rope_theta 10000.0, interleaved False, scaling linear (factor 2.0))"
+    )
     assert told["both"]["reads the encoder"] == "4 of 4, 2 for keys and values"
     assert told["latent"]["heads"] == "2 of 8 (4 turned), values of 6, from latents of 8"
     assert told["latent"]["size"] == "16, 2 of 4 experts by softmax, each gated ffn 24 (silu)"

@@ -37,7 +37,6 @@ _TESTS = {
     "nn/embedding": ["nn/test_embed.py"],
     "nn/losses": ["nn/test_losses.py"],
     "nn/positions/": ["nn/test_positions*.py"],
-    "nn/layout": ["nn/test_cache_places.py", "nn/test_cache.py", "nn/test_cross.py"],
     "data/objectives": ["data/test_objectives*.py"],
     "models/model": ["models/test_families.py", _PROBES, "nn/test_parts.py", "models/test_heads.py"],
 }

@@ -31,7 +31,6 @@ FILES = (
     "nn/positions/biases.py",
     "nn/positions/rotary.py",
     "nn/positions/absolute.py",
-    "nn/layout.py",
     "data/objectives/causal_lm.py",
     "models/model.py",
 )

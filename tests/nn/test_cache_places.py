@@ -6,8 +6,8 @@ import torch
 from helpers.layers import laid_out, packed
 from pellucid.errors import InputError, LengthError, ShapeError, UnsupportedError
 from pellucid.nn import ContiguousCache
-from pellucid.nn.layout import ends, lengths, merged
 from pellucid.visibility import Coordinates, Layout, Run, causal, chunk, full, lookahead, prefix, same_group, window
+from pellucid.visibility.coordinates import ends, lengths, merge
 
 
 def empty(rows=2, capacity=12, **words):
@@ -263,7 +263,7 @@ def test_rows_are_numbers(index):
 def test_runs_are_merged_only_where_document_slot_and_position_go_on():
     first = Run(0, 2, 4, 1, 3)
     following = Run(0, 4, 6, 1, 5)
-    assert merged([following, first]) == (Run(0, 2, 6, 1, 3),)
+    assert merge([following, first]) == (Run(0, 2, 6, 1, 3),)
     for other in (
         following._replace(row=1),
         following._replace(segment=2),
@@ -272,8 +272,8 @@ def test_runs_are_merged_only_where_document_slot_and_position_go_on():
         following._replace(first=4),
         following._replace(first=1),
     ):
-        assert merged([first, other]) == (first, other)
-    assert merged([]) == ()
+        assert merge([first, other]) == (first, other)
+    assert merge([]) == ()
 
 
 def test_ends_and_lengths_of_documents_in_pieces():

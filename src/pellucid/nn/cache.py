@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from pellucid.errors import InputError, LengthError, ShapeError, UnsupportedError
-from pellucid.nn.layout import ends, lengths, merged, rows_of, runs_of
 from pellucid.shapes import Int, Tensor
 from pellucid.visibility import Coordinates, Layout, Rule, Run
+from pellucid.visibility.coordinates import ends, lengths, merge, rows_of, runs_of
 
 
 @dataclass(eq=False)
@@ -166,7 +166,7 @@ class ContiguousCache:
         if self.groups_BS is not None:
             self.groups_BS[:, start:stop] = 0 if q_coords.groups is None else q_coords.groups
         shifted = (run._replace(start=run.start + start, stop=run.stop + start) for run in q_coords.layout.runs)
-        runs = merged([*self._runs, *shifted])
+        runs = merge([*self._runs, *shifted])
         for layer in self.layers:
             layer.start = start
         self._pending = stop, runs

@@ -6,7 +6,7 @@ nothing counts slots.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -135,3 +135,53 @@ class Coordinates:
         positions = torch.arange(length, device=device).expand(rows, length)
         layout = Layout(rows, length, tuple(Run(row, 0, length, 1, 0) for row in range(rows) if length))
         return cls(positions, torch.ones_like(positions), layout=layout)
+
+
+def ends(runs: Sequence[Run], rows: int) -> list[tuple[int, int]]:
+    """The last document of each row and the position after its end; (1, 0) for a row without tokens."""
+    ends = [(1, 0)] * rows
+    for run in runs:
+        if run.segment >= ends[run.row][0]:
+            ends[run.row] = (run.segment, run.first + run.stop - run.start)
+    return ends
+
+
+def lengths(runs: Sequence[Run]) -> dict[tuple[int, int], int]:
+    """How long each document (row, segment) is, its past included."""
+    lengths: dict[tuple[int, int], int] = {}
+    for run in runs:
+        stop = run.first + run.stop - run.start
+        lengths[run.row, run.segment] = max(stop, lengths.get((run.row, run.segment), 0))
+    return lengths
+
+
+def rows_of(coords: Coordinates, index: Tensor, chosen: list[int]) -> Coordinates:
+    """Coordinates of the ``chosen`` rows; ``index`` holds the same numbers on the device."""
+    layout = coords.layout
+    return Coordinates(
+        coords.positions[index],
+        coords.segments[index],
+        None if coords.groups is None else coords.groups[index],
+        None if layout is None else Layout(len(chosen), layout.slots, runs_of(layout.runs, chosen)),
+    )
+
+
+def runs_of(runs: Sequence[Run], chosen: list[int]) -> tuple[Run, ...]:
+    """The runs of the ``chosen`` rows, in their order."""
+    return tuple(run._replace(row=new) for new, old in enumerate(chosen) for run in runs if run.row == old)
+
+
+def merge(runs: list[Run]) -> tuple[Run, ...]:
+    """Runs sorted by row; neighbors of one document with consecutive positions become one."""
+    merged: list[Run] = []
+    for run in sorted(runs):
+        last = merged[-1] if merged else None
+        if (
+            last is not None
+            and (last.row, last.segment, last.stop) == (run.row, run.segment, run.start)
+            and last.first + last.stop - last.start == run.first
+        ):
+            merged[-1] = last._replace(stop=run.stop)
+        else:
+            merged.append(run)
+    return tuple(merged)

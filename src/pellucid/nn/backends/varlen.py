@@ -15,9 +15,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from pellucid.errors import UnsupportedError
 from pellucid.nn.backends import sdpa
 from pellucid.nn.backends.inputs import AttentionInputs
-from pellucid.nn.layout import merged
 from pellucid.shapes import Tensor
 from pellucid.visibility import Coordinates, Layout, Run
+from pellucid.visibility.coordinates import merge
 
 # A call for one document costs about as much as this many (query, key) pairs of a dense call (two CPU cores).
 _PAIRS_PER_CALL = 4096
@@ -144,7 +144,7 @@ def _join_coordinates(pieces: list[VarlenSegment]) -> Coordinates:
         torch.cat([part.positions for part in parts], 1),
         torch.cat([part.segments for part in parts], 1),
         torch.cat(groups, 1) if groups else None,
-        Layout(1, runs[-1].stop, merged(runs)),
+        Layout(1, runs[-1].stop, merge(runs)),
     )
 
 
