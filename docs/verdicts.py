@@ -75,7 +75,7 @@ def audited(kind: str, model_type: str, class_name: str, checks: list[str]) -> d
             for f in report.findings if f.status not in ("pass", "not_applicable")
         ]  # fmt: skip
         row["rules"] = [rule.describe() for rule in probe.rules]
-        row["declared"], row["can"] = probe.declared, sorted(probe.capabilities)
+        row["declared"], row["can"] = probe.rules_declared, sorted(probe.capabilities)
         row["sides"] = list(probe.sides)
     row["seconds"] = round(time.perf_counter() - start, 1)
     return row

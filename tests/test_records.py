@@ -8,13 +8,13 @@ import sys
 import pytest
 
 from pellucid.errors import ArgumentError, ShapeError
-from pellucid.records import Figure, Finding, Table, Where, number, worst
+from pellucid.records import Figure, Finding, Location, Table, number, worst
 
 
 def test_where_reads_well():
-    assert str(Where(2, 5, 7)) == "row 2, query 5, key 7"
-    assert str(Where(2, 5, 7, 1)) == "row 2, query 5, key 7 of row 1"
-    assert str(Where(0)) == "row 0"
+    assert str(Location(2, 5, 7)) == "row 2, query 5, key 7"
+    assert str(Location(2, 5, 7, 1)) == "row 2, query 5, key 7 of row 1"
+    assert str(Location(0)) == "row 0"
 
 
 def test_the_worst_finding_is_the_verdict():
@@ -27,7 +27,7 @@ def test_the_worst_finding_is_the_verdict():
 
 
 def test_everything_goes_into_json():
-    finding = Finding("future", "leak", "it moved", "tokens", Where(0, 1, 2), math.inf, "by float64")
+    finding = Finding("future", "leak", "it moved", "tokens", Location(0, 1, 2), math.inf, "by float64")
     table = Table("t", ("a", "b"), ((1, math.nan), ("x", None)))
     figure = Figure("f", "<svg/>", "below")
     told = json.loads(json.dumps([finding.to_dict(), table.to_dict(), figure.to_dict()], allow_nan=False))

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from pellucid.errors import DataError, ShapeError
-from pellucid.shapes import Int, Tensor
+from pellucid.shapes import Bool, Float, Int, Tensor
 from pellucid.visibility import Coordinates, Layout
 
 IGNORED = -100
@@ -20,6 +20,8 @@ IGNORED = -100
 
 Side = Literal["right", "left", "both"]
 Row = Sequence[int]
+
+_SLOT_FIELDS = ("positions", "segments", "labels", "groups", "types", "target_mask", "inputs_embeds")
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +37,9 @@ class Batch:
     ``source`` is what an encoder reads, ``[B, S]``, row for row: document d of a row goes with segment d of the
     same row there. ``targets`` has one entry a document, row by row and segment by segment: int64 ``[C]`` classes,
     floats ``[C]`` or ``[C, k]``, or int64 ``[C, 2]`` first and last positions of a span (:data:`IGNORED`: none).
+
+    ``inputs_embeds`` (``[B, T, D]``) replace the embeddings of ``tokens``. ``target_mask`` marks the tokens that the
+    losses of an audit may score (None: all); see :attr:`loss_mask`.
     """
 
     tokens: Int[Tensor, "B T"]
@@ -46,13 +51,15 @@ class Batch:
     types: Int[Tensor, "B T"] | None = None
     source: Batch | None = None
     targets: Tensor | None = None
+    target_mask: Bool[Tensor, "B T"] | None = None
+    inputs_embeds: Float[Tensor, "B T D"] | None = None
 
     def __post_init__(self) -> None:
         if self.tokens.dim() != 2:
             raise ShapeError(f"tokens are [rows, slots], not {tuple(self.tokens.shape)}; add a row axis")
-        for name in ("positions", "segments", "labels", "groups", "types"):
+        for name in _SLOT_FIELDS:
             value = getattr(self, name)
-            if value is not None and value.shape != self.tokens.shape:
+            if value is not None and value.shape[:2] != self.tokens.shape:
                 raise ShapeError(
                     f"{name} has shape {tuple(value.shape)}, but tokens has {tuple(self.tokens.shape)}; "
                     "every field has one entry a slot"
@@ -186,6 +193,21 @@ class Batch:
         rows, slots = self.tokens.shape
         return rows, slots
 
+    @property
+    def token_mask(self) -> Bool[Tensor, "B T"]:
+        """Which slots hold a token."""
+        return self.segments != 0
+
+    @property
+    def loss_mask(self) -> Bool[Tensor, "B T"]:
+        """Which tokens are predicted from their context: those of ``target_mask``, never the first of a document."""
+        possible = self.token_mask & (self.positions > 0)
+        return possible if self.target_mask is None else possible & self.target_mask
+
+    def slots(self, row: int, segment: int = 1) -> Int[Tensor, "N"]:
+        """The slots of one document, in order."""
+        return (self.segments[row] == segment).nonzero()[:, 0]
+
     @cached_property
     def documents(self) -> int:
         """How many documents the rows hold: C. Known on the host, so that nothing asks a device."""
@@ -235,17 +257,58 @@ class Batch:
         eager = torch.compiler.is_compiling()
         return Coordinates(self.positions, self.segments, self.groups, self.layout, eager)
 
+    def replace(self, **changes: Any) -> Batch:
+        """The same batch with other fields; the layout is read anew where positions or segments change."""
+        if "positions" in changes or "segments" in changes:
+            changes.setdefault("layout", None)
+        return replace(self, **changes)
+
     def with_labels(self, labels: Int[Tensor, "B T"]) -> Batch:
         """The same batch with these labels."""
         return replace(self, labels=labels)
 
-    def to(self, device: torch.device | str) -> Batch:
-        """The same batch on ``device``, source and all; the host's knowledge (layout, what counts) goes along."""
+    def with_token(self, row: int, slot: int, token: int) -> Batch:
+        """The same batch with another token in one slot."""
+        tokens = self.tokens.clone()
+        tokens[row, slot] = token
+        return replace(self, tokens=tokens)
+
+    def part(self, start: int, stop: int) -> Batch:
+        """Slots ``start … stop-1`` of every row with the positions that they have in the whole; all of a source.
+
+        Raises:
+            ShapeError: the batch has one target a document, which a part of a document has not.
+        """
+        if self.targets is not None:
+            raise ShapeError("targets has one entry a document, and a part cuts documents; leave targets out")
+        return self._sliced((slice(None), slice(start, stop)), source=self.source)
+
+    def row(self, row: int) -> Batch:
+        """One row alone, as wide as it is here."""
+        source = None if self.source is None else self.source.row(row)
+        targets = self.targets
+        if targets is not None:
+            before = sum(map(len, self.document_lengths[:row]))
+            targets = targets[before : before + len(self.document_lengths[row])]
+        return self._sliced((slice(row, row + 1),), source=source, targets=targets)
+
+    def _sliced(self, where: tuple[slice, ...], **changes: Any) -> Batch:
+        given = {name: getattr(self, name) for name in ("tokens", *_SLOT_FIELDS)}
+        return self.replace(**{name: v[where] for name, v in given.items() if v is not None}, **changes)
+
+    def to(self, device: torch.device | str, *, copy: bool = False) -> Batch:
+        """The same batch on ``device``, source and all; the host's knowledge (layout, what counts) goes along.
+
+        ``copy``: no tensor of whole numbers or booleans is shared with this batch.
+        """
+
+        if not copy and self.source is None and self.tokens.device == torch.device(device) == self.positions.device:
+            return self
 
         def moved(value: Any) -> Any:
             if isinstance(value, Tensor):
-                return value.to(device, non_blocking=True)
-            return value.to(device) if isinstance(value, Batch) else value
+                return value.to(device, non_blocking=True, copy=copy and not value.is_floating_point())
+            return value.to(device, copy=copy) if isinstance(value, Batch) else value
 
         facts = {name: moved(getattr(self, name)) for name in ("documents", "counted", "counted_documents")}
         result = replace(self, **{field.name: moved(getattr(self, field.name)) for field in fields(self)})

@@ -26,7 +26,7 @@ SEVERITY: dict[str, int] = {"not_applicable": 0, "pass": 1, "fragile": 2, "error
 
 
 @dataclass(frozen=True)
-class Where:
+class Location:
     """The first place that is wrong: slots of the request that the finding's case describes.
 
     ``key`` is the slot that must not (or must) be seen by ``query``; it lies in ``key_row`` when that is
@@ -67,7 +67,7 @@ class Finding:
     status: Status
     message: str
     case: str = ""
-    where: Where | None = None
+    where: Location | None = None
     size: float | None = None
     decided: str = ""
 

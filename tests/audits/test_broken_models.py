@@ -7,117 +7,117 @@ import pytest
 import broken_models
 from broken_models import BROKEN_MODELS
 from pellucid.audits import CHECKS, audit
-from pellucid.records import Where
+from pellucid.records import Location
 
 FIRST = {
-    "SeesOneAhead": Where(0, 0, 1),
-    "LastLayerOpen": Where(0, 0, 1),
-    "UpsideDown": Where(0, 0, 1),
-    "AddsSmallMask": Where(0, 0, 1),
-    "CentredOverTime": Where(0, 0, 1),
-    "WindowOneTooWide": Where(0, 3, 0),
-    "OpenChunk": Where(0, 8, 9),  # the cached chunks of 24 tokens are 8, 15 and 1
-    "SeesPads": Where(0, 0, 3),  # three tokens, then pads
-    "CountsSlots": Where(0, 2),  # no pad's content moves anything: the position does
-    "PadsById": Where(0, 5, 0),
-    "MeanOverPads": Where(0, 2),
-    "NoIsolation": Where(0, 3, 0),  # the first token of document 2 sees the first of document 1
-    "LastLayerTogether": Where(0, 3, 0),
-    "RunningPositions": Where(0, 3),
-    "BoundaryByToken": Where(0, 3, 0),
-    "CentredOverBatch": Where(0, 0, 0, 1),
-    "FirstRowsMask": Where(1, 3),  # row 1 is longer than row 0
-    "ShiftedTwice": Where(0, 0, 1),  # token 0 has to predict token 1
-    "NotShifted": Where(0, 0, 1),
-    "IgnoresTokenZero": Where(0, 2, 3),  # token 3 of the row is token id 0
-    "CrossesBorders": Where(0, 2, 3),
-    "EndsArePads": Where(0, 1, 2),
-    "LosesChunkBorders": Where(0, 7, 8),
-    "ForgetsTheLastDocument": Where(0, 8, 9),
-    "PoolsOverPads": Where(0),
-    "TopLeftAnchor": Where(0, 4, 1),  # the first query of the second chunk sees key 0 only
-    "SharedCounter": Where(0, 4),
-    "ForgetsToReorder": Where(0, 5),
-    "CropOfZeroKeepsAll": Where(0, 0),
-    "SnapshotAliases": Where(0, 7),  # where the original goes on after its copy did
-    "SeesUnusedSlots": Where(0, 0),
-    "WritesIntoTokens": Where(0, 3),
-    "PoisonedByPads": Where(0, 0),
-    "SumsAngles": Where(0, 1),  # the first distance that matters
-    "FirstRowsAngles": Where(1, 1),
-    "IgnoresPositions": Where(0, 1),
-    "EncoderCountsSlots": Where(0, 4),  # three tokens behind four pads
-    "LeftPadsCount": Where(0, 4),
-    "DocumentsStartLate": Where(0, 3),
-    "OneCounterForAllRows": Where(1, 6),  # the row of 6 tokens, in the first chunk of one slot
-    "ClampsPositions": Where(0, 64),
-    "WrapsPositions": Where(0, 64),
-    "ChecksTheChunkOnly": Where(0, 64),
-    "CutsTheRow": Where(0, 64),
-    "DiscardsTheFill": Where(1, 3, 2),  # the first query after the hole
-    "LengthsFromTheMask": Where(1, 3, 2),
-    "SecondLayerUnmasked": Where(1, 0, 2),
-    "NoLayerMasked": Where(1, 0, 2),
-    "OnesWereHidden": Where(0, 0, 4),  # the first real token sees the first pad
-    "PaddingUpsideDown": Where(0, 2, 0),
-    "TriangleUpsideDown": Where(0, 0, 1),
-    "SoftmaxOverNothing": Where(1),
-    "DropsEmptyRows": Where(2, 0, None, 1),  # the row behind the empty one
-    "MeanOfNothing": Where(1, 0),
-    "ScaledOnlyInEval": Where(0, 1),
-    "NumbersItsRows": Where(0, 0),
-    "RemembersTheLongest": Where(0, 1),
-    "WindowLostByOneKernel": Where(0, 3),
-    "WindowWiderByOneKernel": Where(0, 3),
-    "PackedByOneKernel": Where(0, 3),
-    "CausalOnlyBesidePadding": Where(0, 0, 1),
-    "CausalOnlyWithoutPadding": Where(0, 0),  # no pad moves it: another real token does
-    "AddsWhereItShouldSelect": Where(0, 0, 3),
-    "ConvolvesOverPads": Where(0, 2, 1),  # the pad just before the first token
-    "ScaledByBatch": Where(1, 0, 0, 0),
-    "WindowsSwapped": Where(0, 3, 0),
-    "WindowLostInOneLayer": Where(0, 3, 0),
-    "WindowOneTooNarrow": Where(0, 2, 0),
-    "WindowLeaksTheFirst": Where(0, 3, 0),
-    "PrefixIsCausal": Where(0, 0, 1),
-    "PrefixOneTooLong": Where(0, 0, 4),  # the prefix holds tokens 0 to 3
-    "PrefixOneTooShort": Where(0, 0, 3),
-    "PrefixSeesAll": Where(0, 0, 4),
-    "RightContextOneShort": Where(0, 0, 4),  # four ahead are declared
-    "RightContextOneLong": Where(0, 0, 5),
-    "PrefixLostInOneLayer": Where(0, 0, 1),
-    "SecondLayerOneWay": Where(0, 0, 1),
-    "FirstLayerLooksAheadOnly": Where(0, 1, 0),
-    "SeesItselfInOneLayer": Where(0, 1, 0),
-    "WindowNobodyDeclared": Where(0, 4, 0),
-    "WindowLostBesideSinks": Where(0, 7, 2),  # two layers of three tokens reach four back
-    "WindowWiderBesideSinks": Where(0, 7, 2),
-    "SinksLostInOneLayer": Where(0, 3, 0),
-    "EncoderIsCausal": Where(0, 0, 1),
-    "EncoderSeesNeighbours": Where(0, 0, 2),
-    "EncoderListensTooFar": Where(0, 0, 3),
-    "CrossIsCausal": Where(0, 0, 1),
-    "CrossHasTheWindow": Where(0, 0, 0),
-    "CrossSeesPads": Where(0, 0),
-    "EncoderSeesPads": Where(0, 0),
-    "LosesTheLastSourceToken": Where(0, 0, 5),
-    "FirstSourceForAll": Where(0, 0, 0),
-    "MemoryMeansOverBatch": Where(0, 0),
-    "CachedWindowOneWider": Where(0, 3),
-    "ChunkOverrunsTheRing": Where(0, 0),
-    "EvictsTheNewest": Where(0, 4, 3),
-    "MaskOfTheFirstStep": Where(0, 4),
-    "CropWrapsRound": Where(0, 0),
-    "BiasLostInCache": Where(0, 4),
-    "AlibiBySlots": Where(0, 5),  # the first token behind the padding in the middle
-    "CountsTheChunkTwice": Where(0, 4),
-    "KeysUnderAnotherTable": Where(0, 1),
-    "CacheInHalf": Where(0, 4),
-    "PoisonedByUnusedSlots": Where(0, 4),
-    "PairsMixed": Where(0, 1),
-    "AnswersFromAMemo": Where(1, 3, 2),
-    "OverwritesTargets": Where(1, 4),
-    "TimesTheRows": Where(0, 0, 1),
+    "SeesOneAhead": Location(0, 0, 1),
+    "LastLayerOpen": Location(0, 0, 1),
+    "UpsideDown": Location(0, 0, 1),
+    "AddsSmallMask": Location(0, 0, 1),
+    "CentredOverTime": Location(0, 0, 1),
+    "WindowOneTooWide": Location(0, 3, 0),
+    "OpenChunk": Location(0, 8, 9),  # the cached chunks of 24 tokens are 8, 15 and 1
+    "SeesPads": Location(0, 0, 3),  # three tokens, then pads
+    "CountsSlots": Location(0, 2),  # no pad's content moves anything: the position does
+    "PadsById": Location(0, 5, 0),
+    "MeanOverPads": Location(0, 2),
+    "NoIsolation": Location(0, 3, 0),  # the first token of document 2 sees the first of document 1
+    "LastLayerTogether": Location(0, 3, 0),
+    "RunningPositions": Location(0, 3),
+    "BoundaryByToken": Location(0, 3, 0),
+    "CentredOverBatch": Location(0, 0, 0, 1),
+    "FirstRowsMask": Location(1, 3),  # row 1 is longer than row 0
+    "ShiftedTwice": Location(0, 0, 1),  # token 0 has to predict token 1
+    "NotShifted": Location(0, 0, 1),
+    "IgnoresTokenZero": Location(0, 2, 3),  # token 3 of the row is token id 0
+    "CrossesBorders": Location(0, 2, 3),
+    "EndsArePads": Location(0, 1, 2),
+    "LosesChunkBorders": Location(0, 7, 8),
+    "ForgetsTheLastDocument": Location(0, 8, 9),
+    "PoolsOverPads": Location(0),
+    "TopLeftAnchor": Location(0, 4, 1),  # the first query of the second chunk sees key 0 only
+    "SharedCounter": Location(0, 4),
+    "ForgetsToReorder": Location(0, 5),
+    "CropOfZeroKeepsAll": Location(0, 0),
+    "SnapshotAliases": Location(0, 7),  # where the original goes on after its copy did
+    "SeesUnusedSlots": Location(0, 0),
+    "WritesIntoTokens": Location(0, 3),
+    "PoisonedByPads": Location(0, 0),
+    "SumsAngles": Location(0, 1),  # the first distance that matters
+    "FirstRowsAngles": Location(1, 1),
+    "IgnoresPositions": Location(0, 1),
+    "EncoderCountsSlots": Location(0, 4),  # three tokens behind four pads
+    "LeftPadsCount": Location(0, 4),
+    "DocumentsStartLate": Location(0, 3),
+    "OneCounterForAllRows": Location(1, 6),  # the row of 6 tokens, in the first chunk of one slot
+    "ClampsPositions": Location(0, 64),
+    "WrapsPositions": Location(0, 64),
+    "ChecksTheChunkOnly": Location(0, 64),
+    "CutsTheRow": Location(0, 64),
+    "DiscardsTheFill": Location(1, 3, 2),  # the first query after the hole
+    "LengthsFromTheMask": Location(1, 3, 2),
+    "SecondLayerUnmasked": Location(1, 0, 2),
+    "NoLayerMasked": Location(1, 0, 2),
+    "OnesWereHidden": Location(0, 0, 4),  # the first real token sees the first pad
+    "PaddingUpsideDown": Location(0, 2, 0),
+    "TriangleUpsideDown": Location(0, 0, 1),
+    "SoftmaxOverNothing": Location(1),
+    "DropsEmptyRows": Location(2, 0, None, 1),  # the row behind the empty one
+    "MeanOfNothing": Location(1, 0),
+    "ScaledOnlyInEval": Location(0, 1),
+    "NumbersItsRows": Location(0, 0),
+    "RemembersTheLongest": Location(0, 1),
+    "WindowLostByOneKernel": Location(0, 3),
+    "WindowWiderByOneKernel": Location(0, 3),
+    "PackedByOneKernel": Location(0, 3),
+    "CausalOnlyBesidePadding": Location(0, 0, 1),
+    "CausalOnlyWithoutPadding": Location(0, 0),  # no pad moves it: another real token does
+    "AddsWhereItShouldSelect": Location(0, 0, 3),
+    "ConvolvesOverPads": Location(0, 2, 1),  # the pad just before the first token
+    "ScaledByBatch": Location(1, 0, 0, 0),
+    "WindowsSwapped": Location(0, 3, 0),
+    "WindowLostInOneLayer": Location(0, 3, 0),
+    "WindowOneTooNarrow": Location(0, 2, 0),
+    "WindowLeaksTheFirst": Location(0, 3, 0),
+    "PrefixIsCausal": Location(0, 0, 1),
+    "PrefixOneTooLong": Location(0, 0, 4),  # the prefix holds tokens 0 to 3
+    "PrefixOneTooShort": Location(0, 0, 3),
+    "PrefixSeesAll": Location(0, 0, 4),
+    "RightContextOneShort": Location(0, 0, 4),  # four ahead are declared
+    "RightContextOneLong": Location(0, 0, 5),
+    "PrefixLostInOneLayer": Location(0, 0, 1),
+    "SecondLayerOneWay": Location(0, 0, 1),
+    "FirstLayerLooksAheadOnly": Location(0, 1, 0),
+    "SeesItselfInOneLayer": Location(0, 1, 0),
+    "WindowNobodyDeclared": Location(0, 4, 0),
+    "WindowLostBesideSinks": Location(0, 7, 2),  # two layers of three tokens reach four back
+    "WindowWiderBesideSinks": Location(0, 7, 2),
+    "SinksLostInOneLayer": Location(0, 3, 0),
+    "EncoderIsCausal": Location(0, 0, 1),
+    "EncoderSeesNeighbours": Location(0, 0, 2),
+    "EncoderListensTooFar": Location(0, 0, 3),
+    "CrossIsCausal": Location(0, 0, 1),
+    "CrossHasTheWindow": Location(0, 0, 0),
+    "CrossSeesPads": Location(0, 0),
+    "EncoderSeesPads": Location(0, 0),
+    "LosesTheLastSourceToken": Location(0, 0, 5),
+    "FirstSourceForAll": Location(0, 0, 0),
+    "MemoryMeansOverBatch": Location(0, 0),
+    "CachedWindowOneWider": Location(0, 3),
+    "ChunkOverrunsTheRing": Location(0, 0),
+    "EvictsTheNewest": Location(0, 4, 3),
+    "MaskOfTheFirstStep": Location(0, 4),
+    "CropWrapsRound": Location(0, 0),
+    "BiasLostInCache": Location(0, 4),
+    "AlibiBySlots": Location(0, 5),  # the first token behind the padding in the middle
+    "CountsTheChunkTwice": Location(0, 4),
+    "KeysUnderAnotherTable": Location(0, 1),
+    "CacheInHalf": Location(0, 4),
+    "PoisonedByUnusedSlots": Location(0, 4),
+    "PairsMixed": Location(0, 1),
+    "AnswersFromAMemo": Location(1, 3, 2),
+    "OverwritesTargets": Location(1, 4),
+    "TimesTheRows": Location(0, 0, 1),
 }
 
 NOWHERE_IN_PARTICULAR = {

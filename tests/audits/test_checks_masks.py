@@ -112,7 +112,7 @@ def test_distances_that_no_longer_matter_are_not_taken_for_clamped_ones():
     class Probe(HFStyleProbe):
         max_length = 20
 
-        def over(self, module):
+        def with_module(self, module):
             return Probe(module)
 
     assert found(Probe(Saturates()), "positions")["a position past the end"].status == "fragile"
@@ -149,7 +149,7 @@ def test_sides_that_a_target_does_not_claim_are_not_asked():
     class RightOnly(EncoderProbe):
         sides = ("right",)
 
-        def over(self, module):
+        def with_module(self, module):
             return RightOnly(module)
 
     probe = RightOnly(Encoder())

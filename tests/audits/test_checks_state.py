@@ -13,11 +13,11 @@ import broken_models
 from broken_models.hf_style import HFStyleDecoder
 from broken_models.train_eval import Recurrent
 from pellucid.audits import TinyDecoder, TokensProbe, audit
-from pellucid.audits.method.arguments import watched
-from pellucid.audits.method.copies import NoDropout, as_it_is, copied, probabilities, set_dropout
-from pellucid.audits.method.held import changed, held_by, hooks_of
-from pellucid.audits.method.measure import Run
-from pellucid.audits.method.world import put_back, random_states, switches
+from pellucid.audits.engine.argument_mutation import watched
+from pellucid.audits.engine.attribute_snapshot import changed, hooks_of, snapshot_attributes
+from pellucid.audits.engine.deviation import TargetRun
+from pellucid.audits.engine.global_state import put_back, random_states, switches
+from pellucid.audits.engine.module_copies import NoDropout, deep_copy, probabilities, set_dropout, shallow_weight_copy
 from pellucid.errors import UnsupportedError
 
 pytestmark = pytest.mark.usefixtures("our_checks_only")  # the checker of annotations draws random numbers
@@ -75,14 +75,14 @@ def test_functional_dropout_gives_its_input_back_inside():
 
 def test_a_copy_is_refused_where_there_is_none():
     with pytest.raises(UnsupportedError, match="not a module that could be copied"):
-        copied(Run(TokensProbe(lambda tokens: functional.one_hot(tokens, 7).float())))
+        deep_copy(TargetRun(TokensProbe(lambda tokens: functional.one_hot(tokens, 7).float())))
 
     class Uncopied(Recurrent):
         def __deepcopy__(self, memo):
             raise RuntimeError("no copies\nof this")
 
-    with pytest.raises(UnsupportedError, match=r"it cannot be copied: no copies of this$"):
-        copied(Run(Uncopied().probe()))
+    with pytest.raises(UnsupportedError, match=r"it cannot be deep_copy: no copies of this$"):
+        deep_copy(TargetRun(Uncopied().probe()))
     assert found(Uncopied(), "dropout")["set to 0"].status == "not_applicable"
 
 
@@ -216,10 +216,10 @@ class Holds(nn.Module):
 )
 def test_what_a_module_holds_is_seen_to_change(change, name):
     module = Holds()
-    before = held_by(module)
-    assert changed(before, held_by(module)) == []
+    before = snapshot_attributes(module)
+    assert changed(before, snapshot_attributes(module)) == []
     change(module)
-    assert changed(before, held_by(module))[0] == name
+    assert changed(before, snapshot_attributes(module))[0] == name
 
 
 def test_looking_has_bounds_and_survives_anything():
@@ -232,9 +232,9 @@ def test_looking_has_bounds_and_survives_anything():
             super().__init__()
             self.hostile, self.many = Hostile(a=1), [[0] * 300 for _ in range(300)]
 
-    leaves = held_by(Big())
+    leaves = snapshot_attributes(Big())
     assert 1000 < len(leaves) <= 4000
-    assert held_by(None) == {}
+    assert snapshot_attributes(None) == {}
 
 
 def test_hooks_are_counted():
@@ -345,8 +345,8 @@ def test_a_table_that_is_grown_rightly_is_no_fault():
 
 def test_the_copy_that_is_kept_shares_the_weights_and_nothing_else():
     module = broken_models.GrowsItsTable()
-    kept = as_it_is(module)
+    kept = shallow_weight_copy(module)
     module.known = torch.arange(5)
     assert len(kept.known) == 0
     assert kept.head.weight is module.head.weight
-    assert as_it_is(len) is None
+    assert shallow_weight_copy(len) is None

@@ -7,11 +7,11 @@ from torch import nn
 import broken_models
 from pellucid.audits import TinyDecoder, TokensProbe, audit, expected_flow
 from pellucid.audits.checks.future import ahead_of, gradient_kept
-from pellucid.audits.method.bench import Bench
-from pellucid.audits.method.changes import telling
-from pellucid.audits.method.flow import flow_of
-from pellucid.audits.method.measure import Reading
-from pellucid.probe import Request
+from pellucid.audits.engine.context import AuditContext
+from pellucid.audits.engine.deviation import Deviation
+from pellucid.audits.engine.influence import flow_of
+from pellucid.audits.engine.perturbation import informative_cuts
+from pellucid.batch import Batch
 from pellucid.visibility import causal, full, window
 
 
@@ -36,8 +36,8 @@ def first(target, **how):
 
 
 def test_composed_flow_is_written_out():
-    request = Request.from_documents([[[1, 2, 3, 4], [5, 6]]], length=7)
-    flow = expected_flow([causal() & window(2)] * 2, request)[0]
+    batch = Batch.from_documents([[[1, 2, 3, 4], [5, 6]]], length=7)
+    flow = expected_flow([causal() & window(2)] * 2, batch)[0]
     assert flow.int().tolist() == [
         [1, 0, 0, 0, 0, 0, 0],
         [1, 1, 0, 0, 0, 0, 0],
@@ -47,7 +47,7 @@ def test_composed_flow_is_written_out():
         [0, 0, 0, 0, 1, 1, 0],
         [0, 0, 0, 0, 0, 0, 0],
     ]
-    assert expected_flow([causal(), full()], request)[0, :4, :4].all()
+    assert expected_flow([causal(), full()], batch)[0, :4, :4].all()
 
 
 def test_a_mask_that_breaks_its_own_bounds_is_not_believed():
@@ -57,8 +57,8 @@ def test_a_mask_that_breaks_its_own_bounds_is_not_believed():
         def sees(self, queries, keys):
             return keys.positions[:, None, :] <= queries.positions[:, :, None] + 1
 
-    request = Request.from_rows([[1, 2, 3]])
-    assert expected_flow([Wrong(0)] * 2, request)[0].int().tolist() == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
+    batch = Batch.from_rows([[1, 2, 3]])
+    assert expected_flow([Wrong(0)] * 2, batch)[0].int().tolist() == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
 
 
 @pytest.mark.parametrize("size", [1.0, 1e-3, 1e-6, 1e-9])
@@ -164,17 +164,17 @@ def test_one_border_in_a_longer_row_is_found(border, length):
 
 
 def test_cuts_are_at_borders_and_between_them():
-    assert telling(9, 8) == list(range(8))
-    assert telling(128, 4) == [31, 42, 63, 84]
-    assert {63, 191, 319, 447, 31, 95} <= set(telling(512, 24))
+    assert informative_cuts(9, 8) == list(range(8))
+    assert informative_cuts(128, 4) == [31, 42, 63, 84]
+    assert {63, 191, 319, 447, 31, 95} <= set(informative_cuts(512, 24))
 
 
 def test_a_gradient_whose_token_moves_something_is_a_leak_and_says_so():
     """Between the tokens that a sample changes: what the gradient finds is changed then."""
-    bench = Bench(TokensProbe(LeaksAtOneBorder(32)), length=64)
-    flow = flow_of(bench)
-    flow.readings[:] = [Reading(r.run, torch.zeros_like(r.sizes), r.scale) for r in flow.readings]
-    found = gradient_kept(bench, flow, ahead_of(flow.may), "future")
+    context = AuditContext(TokensProbe(LeaksAtOneBorder(32)), length=64)
+    flow = flow_of(context)
+    flow.readings[:] = [Deviation(r.run, torch.zeros_like(r.sizes), r.scale) for r in flow.readings]
+    found = gradient_kept(context, flow, ahead_of(flow.may), "future")
     assert (found.status, found.where.key) == ("leak", 32)
     assert "and changing it moves the output at 31" in found.message
 

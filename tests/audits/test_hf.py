@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from pellucid.audits import CHECKS, audit
 from pellucid.audits.probes.hf import ALL_ONES, HFCausalProbe, HFMaskedProbe, HFSeq2SeqProbe, probe_for_hf
 from pellucid.audits.probes.hf_rules import rules_of, source_rules_of
+from pellucid.batch import Batch
 from pellucid.errors import InputError, UnsupportedError
-from pellucid.probe import Request
 
 transformers = pytest.importorskip("transformers")
 
@@ -132,7 +132,7 @@ def test_what_is_found_by_asking() -> None:
     assert reads.sides == ("right", "left", "both")
     assert slots.sides == ("right",)  # its positions are its slots
     with pytest.raises(UnsupportedError, match="several documents"):
-        fills.logits(Request.packed([[3, 4], [5]]))
+        fills.logits(Batch.packed([[3, 4], [5]]))
 
 
 def test_attention_and_kernels() -> None:
@@ -140,7 +140,7 @@ def test_attention_and_kernels() -> None:
     assert probe is not None
     assert probe.kernels == ("eager", "sdpa")
     before = probe.module.config._attn_implementation
-    first, second = probe.attention(Request.from_rows([[5, 6, 7, 8, 9]]))
+    first, second = probe.attention(Batch.from_rows([[5, 6, 7, 8, 9]]))
     assert first.shape == (1, 2, 5, 5)
     assert bool((first[0, :, 4, :2] == 0).all())
     assert bool((second[0, :, 4] > 0).all())
@@ -230,14 +230,14 @@ def test_labels_shifted_twice_are_caught(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_rules_follow_from_configs(given: dict[str, Any], kind: Any, want: list[str]) -> None:
     said = rules_of(_Config(num_hidden_layers=2, **given), kind)
     assert [rule.describe() for rule in said.rules] == want
-    assert said.declared
+    assert said.rules_declared
 
 
 def test_what_is_not_understood_is_only_assumed() -> None:
     mixed = rules_of(_Config(num_hidden_layers=2, layer_types=["linear_attention", "full_attention"]), "causal")
-    assert not mixed.declared
+    assert not mixed.rules_declared
     assert [rule.describe() for rule in mixed.rules] == ["causal()"] * 2
-    assert not rules_of(_Config(num_hidden_layers=1, state_size=8), "causal").declared
+    assert not rules_of(_Config(num_hidden_layers=1, state_size=8), "causal").rules_declared
     pair = _Config(encoder_layers=1, decoder_layers=2)
     assert [rule.describe() for rule in rules_of(pair, "seq2seq").rules] == ["causal()"] * 2
     assert [rule.describe() for rule in source_rules_of(pair).rules] == ["full()"]

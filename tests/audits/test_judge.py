@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from pellucid.audits import audit
-from pellucid.audits.method.bench import Bench
-from pellucid.audits.method.judge import judge
-from pellucid.audits.method.measure import Reading
+from pellucid.audits.engine.context import AuditContext
+from pellucid.audits.engine.decision import judge
+from pellucid.audits.engine.deviation import Deviation
 from pellucid.audits.probes.tokens import TokensProbe
 
 
@@ -55,14 +55,14 @@ def test_the_reason_for_deciding_without_float64_is_given():
         def forward(self, tokens):
             return super().forward(tokens).float()
 
-    bench = Bench(TokensProbe(Stubborn(0.0)))
-    assert bench.exact is None
-    assert bench.exact_reason == "its float64 copy answers in float32"
+    context = AuditContext(TokensProbe(Stubborn(0.0)))
+    assert context.exact is None
+    assert context.exact_reason == "its float64 copy answers in float32"
 
 
 def test_the_first_wrong_entry_is_the_first_beyond_the_limit():
-    bench = Bench(TokensProbe(Kernel(0.0)))
-    native, exact = bench.runs
+    context = AuditContext(TokensProbe(Kernel(0.0)))
+    native, exact = context.runs
     sizes = torch.tensor([[0.0, 1e-14], [0.5, 0.9]], dtype=torch.float64)
-    verdict = judge(bench, [Reading(native, sizes, 2.0), Reading(exact, sizes, 2.0)], bits=True)
+    verdict = judge(context, [Deviation(native, sizes, 2.0), Deviation(exact, sizes, 2.0)], bits=True)
     assert (verdict.status, verdict.first, verdict.size) == ("leak", (1, 0), 0.9)

@@ -39,7 +39,7 @@ def test_a_forward_like_that_of_transformers_is_asked_about_padding_and_position
     probe = probe_for(bare(HFStyleDecoder))
     assert isinstance(probe, NamedProbe)
     assert probe.capabilities == {"embeddings", "padding", "positions"}
-    assert probe.ways == ("with an all-ones mask",)
+    assert probe.call_modes == ("with an all-ones mask",)
     report = audit(bare(HFStyleDecoder), checks=["padding", "positions", "mask_ignored", "future"])
     assert not any(finding.failed for finding in report.findings)
     assert "with an all-ones mask" in {finding.case for finding in report.findings}
@@ -52,7 +52,7 @@ def test_it_is_padded_on_the_left_only_where_it_can_be():
     torch.manual_seed(0)
     assert probe_for(Mean()).sides == ("right", "left", "both")
     slots = probe_for(Mean(over_slots=True))
-    assert (slots.sides, slots.shifted) == (
+    assert (slots.sides, slots.position_shifting_sides) == (
         ("right",),
         ("left", "both"),
     )  # its answers depend on them, and nothing tells

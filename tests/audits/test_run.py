@@ -10,8 +10,9 @@ from torch import nn
 
 import broken_models
 from pellucid.audits import CHECKS, TinyDecoder, audit
+from pellucid.batch import Batch
 from pellucid.errors import InputError
-from pellucid.probe import Probe, Request
+from pellucid.probe import Probe
 
 
 class Raises(nn.Module):
@@ -82,11 +83,11 @@ def test_the_target_and_all_random_states_are_left_as_they_were():
     class Sloppy(broken_models.CountsCalls):
         """Counts calls, moves its weights, and swaps a buffer for another tensor."""
 
-        def entry(self, x, queries, request):
+        def entry(self, x, queries, batch):
             self.calls = self.calls + 1
             with torch.no_grad():
                 self.head.bias += 0.01
-            return super().entry(x, queries, request)
+            return super().entry(x, queries, batch)
 
     toy = Sloppy().train()
     toy.layers[0].eval()
@@ -134,11 +135,11 @@ def test_what_a_cache_refuses_is_not_applicable_and_the_rest_goes_on():
             self.inner, self.name = toy.probe(), "no crop"
             self.vocab_size, self.rules = self.inner.vocab_size, self.inner.rules
 
-        def logits(self, request):
-            return self.inner.logits(request)
+        def logits(self, batch):
+            return self.inner.logits(batch)
 
-        def extend(self, request, cache):
-            return self.inner.extend(request, cache)
+        def extend(self, batch, cache):
+            return self.inner.extend(batch, cache)
 
         def new_cache(self, rows, capacity):
             cache = self.inner.new_cache(rows, capacity)
@@ -160,7 +161,7 @@ def test_methods_that_a_probe_lacks_say_so():
     class Bare(Probe):
         name, vocab_size, rules = "bare", 3, ()
 
-    request = Request.from_rows([[1]])
+    batch = Batch.from_rows([[1]])
     for ask in (
         Bare().embed,
         Bare().loss,
@@ -168,7 +169,7 @@ def test_methods_that_a_probe_lacks_say_so():
         lambda r: Bare().extend(r, None),
     ):
         with pytest.raises(InputError, match="bare has no"):
-            ask(request)
+            ask(batch)
 
 
 @pytest.mark.parametrize("nothing", [[], "", "future"])

@@ -164,7 +164,7 @@ class Learns(Plain):
 
     divisor = None
 
-    def forward(self, tokens, targets=None):
+    def forward(self, tokens, target_mask=None):
         logits = self.scores(tokens)
         if targets is None:
             return logits[:, [-1]], None

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from broken_models.catalog import caught_by
 from pellucid.audits.broken import TinyEncoderDecoder
-from pellucid.probe import Request
+from pellucid.batch import Batch
 from pellucid.visibility import lookahead
 
 
@@ -23,26 +23,26 @@ class CrossHasTheWindow(TinyEncoderDecoder):
 class CrossSeesPads(TinyEncoderDecoder):
     """The encoder hides the source's padding, the decoder does not."""
 
-    def memory_pads(self, source: Request) -> Tensor:
+    def memory_pads(self, source: Batch) -> Tensor:
         return torch.zeros_like(source.segments, dtype=torch.bool)
 
 
 class EncoderSeesPads(TinyEncoderDecoder):
     """The decoder hides the source's padding, the encoder does not."""
 
-    def pads(self, source: Request) -> Tensor:
+    def pads(self, source: Batch) -> Tensor:
         return torch.zeros_like(source.segments, dtype=torch.bool)
 
-    def memory_pads(self, source: Request) -> Tensor:
+    def memory_pads(self, source: Batch) -> Tensor:
         return source.segments == 0
 
 
 class LosesTheLastSourceToken(TinyEncoderDecoder):
     """An off-by-one in the source's length hides its last token."""
 
-    def pads(self, source: Request) -> Tensor:
-        last_BS = source.real & ~torch.roll(source.real, -1, 1)
-        last_BS[:, -1] = source.real[:, -1]
+    def pads(self, source: Batch) -> Tensor:
+        last_BS = source.token_mask & ~torch.roll(source.token_mask, -1, 1)
+        last_BS[:, -1] = source.token_mask[:, -1]
         return (source.segments == 0) | (last_BS & (source.positions > 0))
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from broken_models.catalog import caught_by
 from pellucid.audits.broken import NoIsolation
 from pellucid.audits.broken.tiny_decoder import Slots, TinyCache, TinyDecoder
-from pellucid.probe import Request
+from pellucid.batch import Batch
 
 
 def _back(queries: Slots, keys: Slots) -> Tensor:
@@ -73,7 +73,7 @@ class SeesPads(TinyDecoder):
         other = (keys.segments[:, None, :] != 0) & (queries.segments[:, :, None] != keys.segments[:, None, :])
         return (at[:, :, None] >= held[:, None, :]) & ~other
 
-    def entry(self, x_BTD: Tensor, queries: Slots, request: Request) -> Tensor:
+    def entry(self, x_BTD: Tensor, queries: Slots, batch: Batch) -> Tensor:
         return x_BTD
 
 
@@ -88,7 +88,7 @@ class CausalOnlyWithoutPadding(TinyDecoder):
 class AddsWhereItShouldSelect(TinyDecoder):
     """-100 is added to hidden scores, which are not bounded: a pad that scores higher is seen."""
 
-    def entry(self, x_BTD: Tensor, queries: Slots, request: Request) -> Tensor:
+    def entry(self, x_BTD: Tensor, queries: Slots, batch: Batch) -> Tensor:
         return x_BTD
 
     def weights(self, scores_BTS: Tensor, sees_BTS: Tensor) -> Tensor:
@@ -110,9 +110,9 @@ class AddsWhereItShouldSelect(TinyDecoder):
 class ShortensTheRows(TinyDecoder):
     """Where every row ends in padding the answer is cut there: its shape is not that of the request."""
 
-    def forward(self, request: Request, cache: TinyCache | None = None) -> Tensor:
-        logits_BTV = super().forward(request, cache)
-        last = int(request.real.any(0).nonzero().max())
+    def forward(self, batch: Batch, cache: TinyCache | None = None) -> Tensor:
+        logits_BTV = super().forward(batch, cache)
+        last = int(batch.token_mask.any(0).nonzero().max())
         return logits_BTV[:, : last + 1] if cache is None else logits_BTV
 
 
@@ -127,8 +127,8 @@ class CountsSlots(TinyDecoder):
 class PadsById(TinyDecoder):
     """Padding is recognised by token 0 in place of the mask: other ids in pads become text."""
 
-    def entry(self, x_BTD: Tensor, queries: Slots, request: Request) -> Tensor:
-        self._by_id = torch.where(request.tokens == 0, 0, queries.segments.clamp(min=1))
+    def entry(self, x_BTD: Tensor, queries: Slots, batch: Batch) -> Tensor:
+        self._by_id = torch.where(batch.tokens == 0, 0, queries.segments.clamp(min=1))
         return x_BTD
 
     def sees(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
@@ -141,7 +141,7 @@ class PadsById(TinyDecoder):
 class PoisonedByPads(TinyDecoder):
     """Hidden values are multiplied by 0, which does not stop NaN: fragile, not a leak."""
 
-    def entry(self, x_BTD: Tensor, queries: Slots, request: Request) -> Tensor:
+    def entry(self, x_BTD: Tensor, queries: Slots, batch: Batch) -> Tensor:
         return x_BTD
 
 
@@ -167,11 +167,11 @@ class RunningPositions(TinyDecoder):
 class BoundaryByToken(TinyDecoder):
     """A new document is guessed after each token 0, where the segments say it."""
 
-    def entry(self, x_BTD: Tensor, queries: Slots, request: Request) -> Tensor:
-        ended_BT = (request.tokens == 0).cumsum(1) - (request.tokens == 0).long()
+    def entry(self, x_BTD: Tensor, queries: Slots, batch: Batch) -> Tensor:
+        ended_BT = (batch.tokens == 0).cumsum(1) - (batch.tokens == 0).long()
         self._guessed = torch.where(queries.segments != 0, 1 + ended_BT, 0)
         self._running = queries.numbers.expand_as(queries.positions)
-        return super().entry(x_BTD, queries, request)
+        return super().entry(x_BTD, queries, batch)
 
     def sees(self, queries: Slots, keys: Slots, layer: int) -> Tensor:
         guessed = Slots(self._running, self._guessed)

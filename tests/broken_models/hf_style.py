@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from pellucid.probe import Capability, Probe, Request, Visibility, embeddings_replaced
+from pellucid.batch import Batch
+from pellucid.probe import Capability, Probe, Visibility, embeddings_replaced
 from pellucid.visibility import causal
 
 WIDTH, HEADS = 16, 2
@@ -155,14 +156,14 @@ class HFStyleProbe(Probe):
         self.vocab_size, self.kernels = model.table.num_embeddings, model.kernels
         self.rules: tuple[Visibility, ...] = (causal(),) * len(model.layers)
 
-    def logits(self, request: Request) -> Tensor:
-        mask_BT = request.real.long()
-        with embeddings_replaced(self.model.table, request.embeddings):
-            answer: Answer = self.model(request.tokens, attention_mask=mask_BT, position_ids=request.positions)
+    def logits(self, batch: Batch) -> Tensor:
+        mask_BT = batch.token_mask.long()
+        with embeddings_replaced(self.model.table, batch.inputs_embeds):
+            answer: Answer = self.model(batch.tokens, attention_mask=mask_BT, position_ids=batch.positions)
         return answer.logits
 
-    def embed(self, request: Request) -> Tensor:
-        result: Tensor = self.model.table(request.tokens)
+    def embed(self, batch: Batch) -> Tensor:
+        result: Tensor = self.model.table(batch.tokens)
         return result
 
     @contextmanager
@@ -181,6 +182,6 @@ class HFStyleProbe(Probe):
         finally:
             self.model.recomputes = before
 
-    def over(self, module: nn.Module) -> HFStyleProbe:
+    def with_module(self, module: nn.Module) -> HFStyleProbe:
         assert isinstance(module, HFStyleDecoder)
         return HFStyleProbe(module)

@@ -11,7 +11,8 @@ from torch.nn import functional
 
 from broken_models.catalog import caught_by
 from broken_models.hf_style import Answer, HFStyleDecoder
-from pellucid.probe import Capability, Probe, Request, Visibility, embeddings_replaced
+from pellucid.batch import Batch
+from pellucid.probe import Capability, Probe, Visibility, embeddings_replaced
 from pellucid.visibility import full
 
 
@@ -54,16 +55,16 @@ class EncoderProbe(Probe):
         self.vocab_size, self.max_length = model.table.num_embeddings, model.places.num_embeddings
         self.rules: tuple[Visibility, ...] = (full(),) * len(model.layers)
 
-    def logits(self, request: Request) -> Tensor:
-        with embeddings_replaced(self.model.table, request.embeddings):
-            result: Tensor = self.model(request.tokens, request.positions, request.real)
+    def logits(self, batch: Batch) -> Tensor:
+        with embeddings_replaced(self.model.table, batch.inputs_embeds):
+            result: Tensor = self.model(batch.tokens, batch.positions, batch.token_mask)
         return result
 
-    def embed(self, request: Request) -> Tensor:
-        result: Tensor = self.model.table(request.tokens)
+    def embed(self, batch: Batch) -> Tensor:
+        result: Tensor = self.model.table(batch.tokens)
         return result
 
-    def over(self, module: nn.Module) -> EncoderProbe:
+    def with_module(self, module: nn.Module) -> EncoderProbe:
         assert isinstance(module, Encoder)
         return EncoderProbe(module)
 

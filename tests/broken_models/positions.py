@@ -96,8 +96,8 @@ class ChecksTheChunkOnly(TinyDecoder):
 class CutsTheRow(TinyDecoder):
     """A row that is too long is cut in silence."""
 
-    def forward(self, request: object, cache: object = None) -> Tensor:
-        part = request.part(0, self.max_length)  # type: ignore[attr-defined]
+    def forward(self, batch: object, cache: object = None) -> Tensor:
+        part = batch.part(0, self.max_length)  # type: ignore[attr-defined]
         return super().forward(part, cache)  # type: ignore[arg-type]
 
 

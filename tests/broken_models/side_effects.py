@@ -12,7 +12,7 @@ from broken_models.catalog import caught_by
 from broken_models.hf_style import HFStyleDecoder
 from broken_models.train_eval import Recurrent
 from pellucid.audits.broken.tiny_decoder import Slots, TinyDecoder
-from pellucid.probe import Request
+from pellucid.batch import Batch
 
 
 class KeepsTheLast(Recurrent):
@@ -91,10 +91,10 @@ def _nothing(*_: object) -> None:
 class OverwritesTargets(TinyDecoder):
     """The loss writes into the caller's choice of what is to be learnt."""
 
-    def loss(self, request: Request) -> tuple[Tensor, Tensor]:
-        result = super().loss(request)
-        if request.targets is not None:
-            request.targets[:, -1] = False
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        result = super().loss(batch)
+        if batch.target_mask is not None:
+            batch.target_mask[:, -1] = False
         return result
 
 
@@ -180,9 +180,9 @@ class CountsCalls(TinyDecoder):
         super().__init__()
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
 
-    def entry(self, x_BTD: Tensor, queries: Slots, request: Request) -> Tensor:
+    def entry(self, x_BTD: Tensor, queries: Slots, batch: Batch) -> Tensor:
         self.calls += 1
-        return super().entry(x_BTD, queries, request)
+        return super().entry(x_BTD, queries, batch)
 
 
 class DrawsNumbers(TinyDecoder):
@@ -195,9 +195,9 @@ class DrawsNumbers(TinyDecoder):
 class WritesIntoTokens(TinyDecoder):
     """Padding is overwritten in place, in the caller's own tensor."""
 
-    def entry(self, x_BTD: Tensor, queries: Slots, request: Request) -> Tensor:
-        request.tokens[request.segments == 0] = 1
-        return super().entry(x_BTD, queries, request)
+    def entry(self, x_BTD: Tensor, queries: Slots, batch: Batch) -> Tensor:
+        batch.tokens[batch.segments == 0] = 1
+        return super().entry(x_BTD, queries, batch)
 
 
 class WritesIntoTheMask(HFStyleDecoder):

@@ -233,7 +233,7 @@ def test_other_heads_over_the_same_matrices_are_found_out(tmp_path: Path, heads:
         ("causal & (window(3000) | sinks(4))", "causal & (window(3000) | sinks(5))"),
         ("causal | prefix(700)", "causal | prefix(701)"),
         ("lookahead(5000)", "lookahead(5001)"),
-        ("causal | blocks", "causal | prefix"),
+        ("causal | same_group", "causal | prefix"),
     ],
 )
 def test_a_bound_is_met_exactly_however_far_it_is(tmp_path: Path, rule: str, other: str) -> None:
@@ -312,7 +312,7 @@ def test_the_changes_that_are_not_seen_are_those_that_are_listed() -> None:
 
 def test_a_model_that_is_asked_other_probes_is_refused(tmp_path: Path) -> None:
     """Blocks of tokens are not cut by a cache; a contract that drops them would have to be asked of more."""
-    config = tiny_config(hidden_size=16, rule="causal | blocks")
+    config = tiny_config(hidden_size=16, rule="causal | same_group")
     save(tmp_path / "a", build(config, seed=1))
     assert judged(config, tmp_path / "a", tiny_config(hidden_size=16)) == "witness"
 

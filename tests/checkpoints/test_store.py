@@ -15,11 +15,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from helpers.folders import resign
+from helpers.tiny import tiny_model
 from pellucid.batch import Batch
-from pellucid.checkpoints import store
+from pellucid.checkpoints import MismatchError, load, save, store, verify
 from pellucid.checkpoints.contract import stored_tensors
-from pellucid.checkpoints.files import canonical_digest
+from pellucid.checkpoints.files import canonical_digest, digest
 from pellucid.checkpoints.load_report import LoadError
+from pellucid.checkpoints.store import WEIGHTS
+from pellucid.checkpoints.weights import write_tensors
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import CheckpointError, InputError
 from pellucid.models.build import build
@@ -305,8 +308,8 @@ def test_a_tied_tensor_stored_twice_is_surplus(saved: Path) -> None:
         (lambda c: c["model"].update(hidden_sise=16), "hidden_sise"),
         (lambda c: c["model"].update(code="import os"), "code"),
         (lambda c: c.update(surprise=1), "surprise"),
-        (lambda c: c.update(schema_version=2), "schema_version 2, this version reads 4.* or save its model again"),
-        (lambda c: c.update(schema_version=True), "schema_version True, this version reads 4"),
+        (lambda c: c.update(schema_version=2), "schema_version 2, this version reads 5.* or save its model again"),
+        (lambda c: c.update(schema_version=True), "schema_version True, this version reads 5"),
         (lambda c: c["model"]["position"].update(theta=500.0), "says something else than when it was written"),
         (lambda c: c["digests"].pop("pellucid.json"), "has no digest of itself"),
         (
@@ -364,7 +367,7 @@ def test_pickles_are_refused_beside_good_weights_too(saved: Path, name: str) -> 
 
     torch.save(Bomb(), saved / name)
     for check in ("headers", "digests", "witness"):
-        with pytest.raises(CheckpointError, match=rf"holds {name}, which may be a pickle .*; take it away, "):
+        with pytest.raises(CheckpointError, match=rf"holds {name}, which may be a pickle .*; remove it, "):
             store.load(saved, check=check)
     assert not canary.exists()
 
@@ -407,3 +410,39 @@ def test_a_model_is_seen_as_its_tensors_under_first_names() -> None:
     stored, tied = stored_tensors(model)
     assert list(stored) == [name for name, _ in model.named_parameters()]
     assert tied == {"lm_head.weight": "embed_tokens.weight"}
+
+
+def test_weights_are_written_like_the_library_writes_them(tmp_path: Path) -> None:
+    """Byte for byte, whatever the type, the layout and the number of axes; the digest is that of the file."""
+    wide = torch.arange(12.0).view(3, 4)
+    tensors = {
+        "b.weight": wide.t(),
+        "a": wide[1:].to(torch.bfloat16),
+        "é": torch.tensor(2.5, dtype=torch.float64),
+        "empty": torch.zeros(0, 3, dtype=torch.float16),
+        "expanded": torch.ones(1).expand(5),
+    }
+    found = write_tensors(tmp_path / "ours", tensors)
+    save_file({name: t.contiguous() for name, t in tensors.items()}, tmp_path / "theirs", metadata={"format": "pt"})
+    assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
+    assert found == digest(tmp_path / "ours")
+
+
+def test_a_folder_can_be_saved_with_digests_only(tmp_path: Path) -> None:
+    """Its tensors and digests are compared as ever; there is no witness, and nothing pretends that there is."""
+    model = tiny_model(seed=3)
+    save(tmp_path / "a", model, prove="digests")
+    loaded = load(tmp_path / "a", check="digests")
+    assert loaded.contract.witness is None
+    assert all(torch.equal(t, model.state_dict()[name]) for name, t in loaded.model.state_dict().items())
+    found = verify(tmp_path / "a")
+    assert (found.passed, found.level, found.differences) == (True, "digests", ())
+    with pytest.raises(MismatchError, match="digests only, so there is no witness to compare; verify it at the level"):
+        load(tmp_path / "a", check="witness")
+    assert not verify(tmp_path / "a", "witness").passed
+    data = bytearray((tmp_path / "a" / WEIGHTS).read_bytes())
+    data[-1] ^= 1
+    (tmp_path / "a" / WEIGHTS).write_bytes(data)
+    assert "SHA-256" in verify(tmp_path / "a").problem
+    with pytest.raises(CheckpointError, match="prove is 'nothing'; choose witness or digests"):
+        save(tmp_path / "b", model, prove="nothing")  # type: ignore[arg-type]

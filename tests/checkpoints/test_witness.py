@@ -76,7 +76,7 @@ def test_the_first_chunk_holds_what_a_rule_does_not_let_a_cache_cut() -> None:
     assert probes_of(tiny_config(rule="causal | prefix(9)"))["continued"].chunks[0] == 12
     assert probes_of(tiny_config(rule="full"))["continued"].chunks == (8,)
     assert probes_of(tiny_config(rule="causal | prefix(5000)"))["continued"].chunks == (8,)
-    grouped = probes_of(tiny_config(rule="causal | blocks"))
+    grouped = probes_of(tiny_config(rule="causal | same_group"))
     assert grouped["plain"].groups == ((1, 1, 0, 0, 2, 2, 0, 0),)
     assert grouped["continued"].groups == ((1, 1, 0, 0, 0, 0, 0, 0, 0), (0, 0, 1, 1, 0, 0, 0, 0, 0))
     assert grouped["continued"].chunks[0] == 5

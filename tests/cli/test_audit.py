@@ -63,10 +63,10 @@ def test_an_audit_whose_budget_was_spent_is_not_a_pass(folder, capsys):
 
 
 def test_what_is_left_of_an_unfinished_audit_is_told(folder, capsys, monkeypatch):
-    from pellucid.audits.method.bench import Bench
+    from pellucid.audits.engine.context import AuditContext
 
     asked = iter([False, True])
-    monkeypatch.setattr(Bench, "spent", property(lambda self: next(asked)))
+    monkeypatch.setattr(AuditContext, "spent", property(lambda self: next(asked)))
     command = ["audit", "audited_by_name:Stack", "--checks", "future,trace", "--budget", "60"]
     assert main(command) == 0
     assert "unfinished: nothing leaked so far (" in capsys.readouterr().out

@@ -106,7 +106,7 @@ def test_show_prints_the_whole_contract(tmp_path: Path, capsys: Captured) -> Non
     out = capsys.readouterr().out
     contract = load(tmp_path / "a").contract
     data = contract.model_dump(mode="json")
-    start, end = (out.index(mark) for mark in ("schema_version: 4", "\ntensors\n"))
+    start, end = (out.index(mark) for mark in ("schema_version: 5", "\ntensors\n"))
     told = yaml.safe_load(out[start:end])
     assert set(told) == set(data) - {"tensors"}
     for name in ("positions_after_cache", "text", "tied", "digests"):

@@ -15,13 +15,13 @@ import broken_models
 from helpers.browser import drive, needs_chromium
 from helpers.tiny import tiny_model
 from pellucid.audits import audit, expected_flow
+from pellucid.batch import Batch
 from pellucid.checkpoints import Checkpoint, load
 from pellucid.cli import demo, sample
 from pellucid.cli.main import main
 from pellucid.cli.page import audit_page, curves, run_page
 from pellucid.cli.sample import longest, token_view
 from pellucid.models.probe import DecoderProbe
-from pellucid.probe import Request
 from pellucid.records import Flow, TokenView
 from pellucid.training.config import TrainConfig
 from pellucid.visibility import causal, full
@@ -201,7 +201,7 @@ def test_the_view_is_what_the_model_does(loaded: Checkpoint) -> None:
     assert loaded.tokenizer is not None
     ids = [loaded.tokenizer.bos_id, *loaded.tokenizer.encode(TEXT)][: len(view.tokens)]
     assert "".join(view.tokens[1:]) == loaded.tokenizer.decode(ids[1:])
-    probe, request = DecoderProbe(loaded.model), Request.from_rows([ids])
+    probe, request = DecoderProbe(loaded.model), Batch.from_rows([ids])
     may_TT = expected_flow(loaded.model.rules, request)[0]
     assert view.may_see == may_TT.tolist()
     moved_TT, attention_LNTT = torch.tensor(view.moved), torch.tensor(view.attention)
@@ -212,7 +212,7 @@ def test_the_view_is_what_the_model_does(loaded: Checkpoint) -> None:
     window_TT = may_TT & (torch.arange(len(ids))[:, None] - torch.arange(len(ids)) < 4)
     assert torch.equal(attention_LNTT[0, 0] > 0, window_TT)
     assert view.layers[0] == "0: causal() & window(4)"
-    others = Request.from_rows([[*ids[:3], token, *ids[4:]] for token in range(probe.vocab_size)])
+    others = Batch.from_rows([[*ids[:3], token, *ids[4:]] for token in range(probe.vocab_size)])
     with torch.no_grad():
         before_TV, after_VTV = probe.logits(request)[0].softmax(-1), probe.logits(others).softmax(-1)
     want_VT = (after_VTV - before_TV).abs().sum(-1) / 2

@@ -120,7 +120,7 @@ def test_packed_documents_are_masked_as_separate_ones() -> None:
         ({"keep": 0.6, "random": 0.6}, "keep is 0.6 and random 0.6"),
         ({"keep": -0.1}, "keep is -0.1"),
         ({"mask_id": V}, f"special id {V} is not one of the {V} ids"),
-        ({"begins_word": (True,)}, f"begins_word has 1 entries, but vocab_size is {V}"),
+        ({"word_starts": (True,)}, f"word_starts has 1 entries, but vocab_size is {V}"),
         ({"special_ids": tuple(range(V))}, f"all {V} ids are special"),
     ],
 )

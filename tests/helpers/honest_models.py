@@ -539,20 +539,20 @@ class MaskedProbe(Probe):
         self.module, self.name, self.vocab_size = module, type(module).__name__, V
         self.rules = (causal() if module.causal else full(),)
 
-    def logits(self, request):
+    def logits(self, batch):
         handle = None
-        if request.embeddings is not None:
-            handle = self.module.table.register_forward_hook(lambda *_: request.embeddings)
+        if batch.inputs_embeds is not None:
+            handle = self.module.table.register_forward_hook(lambda *_: batch.inputs_embeds)
         try:
-            return self.module(request.tokens, request.real, request.positions)
+            return self.module(batch.tokens, batch.token_mask, batch.positions)
         finally:
             if handle is not None:
                 handle.remove()
 
-    def embed(self, request):
-        return self.module.table(request.tokens)
+    def embed(self, batch):
+        return self.module.table(batch.tokens)
 
-    def over(self, module):
+    def with_module(self, module):
         return MaskedProbe(module)
 
 

@@ -42,25 +42,25 @@ class PlainProbe(Probe):
         self.module, self.name, self.vocab_size, self.max_length = module, "plain", 23, 32
         self.rules = (causal(),) * 2
 
-    def logits(self, request):
-        if request.embeddings is None:
-            return self.module(request.tokens, request.positions, request.segments)
-        handle = self.module.token_table.register_forward_hook(lambda *_: request.embeddings)
+    def logits(self, batch):
+        if batch.inputs_embeds is None:
+            return self.module(batch.tokens, batch.positions, batch.segments)
+        handle = self.module.token_table.register_forward_hook(lambda *_: batch.inputs_embeds)
         try:
-            return self.module(request.tokens, request.positions, request.segments)
+            return self.module(batch.tokens, batch.positions, batch.segments)
         finally:
             handle.remove()
 
-    def embed(self, request):
-        return self.module.token_table(request.tokens)
+    def embed(self, batch):
+        return self.module.token_table(batch.tokens)
 
-    def loss(self, request):
-        labels = torch.where(request.learnt, request.tokens, -100)[:, 1:]
-        scores = self.logits(request)[:, :-1]
+    def loss(self, batch):
+        labels = torch.where(batch.loss_mask, batch.tokens, -100)[:, 1:]
+        scores = self.logits(batch)[:, :-1]
         total = nn.functional.cross_entropy(scores.flatten(0, 1), labels.flatten(), reduction="sum")
         return total, (labels != -100).sum()
 
-    def over(self, module):
+    def with_module(self, module):
         return PlainProbe(module)
 
 

@@ -5,6 +5,8 @@ import torch
 
 from helpers.tiny import KINDS, tiny_model
 from pellucid.audits import audit
+from pellucid.batch import Batch
+from pellucid.errors import ShapeError
 from pellucid.models import probe as probe_module
 from pellucid.models.probe import DecoderProbe
 from pellucid.nn import cache as cache_module
@@ -94,3 +96,15 @@ def test_an_objective_that_crosses_borders_is_caught(monkeypatch):
     monkeypatch.setattr(probe_module, "causal", crossing)
     report = audit(probe=DecoderProbe(tiny_model()), checks=["packing", "loss"])
     assert report.verdicts == {"packing": "leak", "loss": "leak"}
+
+
+def test_embeddings_replace_those_of_the_tokens():
+    """The tokens' own give the same, bit for bit; others give other logits; another width is refused."""
+    model = tiny_model("learned-dense-ln")
+    batch = Batch.from_rows([[5, 8, 2], [7, 1]])
+    embeds = model.embed_tokens(batch.tokens).detach()
+    want = model(batch).logits
+    assert torch.equal(model(batch.replace(inputs_embeds=embeds)).logits, want)
+    assert not torch.equal(model(batch.replace(inputs_embeds=embeds.flip(1))).logits, want)
+    with pytest.raises(ShapeError, match="inputs_embeds has width 3, but embed_tokens gives"):
+        model(batch.replace(inputs_embeds=embeds[..., :3]))

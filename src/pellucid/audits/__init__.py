@@ -8,7 +8,7 @@
 
 from pellucid.audits.broken import BROKEN_MODELS, BrokenModel, TinyDecoder
 from pellucid.audits.checks import CHECKS
-from pellucid.audits.method.expected import expected_flow
+from pellucid.audits.engine.expected import expected_flow
 from pellucid.audits.probes.tokens import TokensProbe
 from pellucid.audits.run import AuditReport, audit
 

@@ -17,10 +17,10 @@ from torch import nn
 
 from pellucid.audits.checks import CHECKS
 from pellucid.audits.checks.check import Check
-from pellucid.audits.method.bench import Bench
-from pellucid.audits.method.care import left_as_found
-from pellucid.audits.method.copies import as_it_is
-from pellucid.audits.method.flow import MeasuredFlow
+from pellucid.audits.engine.context import AuditContext
+from pellucid.audits.engine.influence import InfluenceMatrix
+from pellucid.audits.engine.module_copies import shallow_weight_copy
+from pellucid.audits.engine.preserve_state import preserve_state
 from pellucid.audits.probes.hf import probe_for_hf
 from pellucid.audits.probes.named import NamedProbe, named_arguments
 from pellucid.audits.probes.tokens import TokensProbe
@@ -29,7 +29,7 @@ from pellucid.errors import InputError, one_line
 from pellucid.probe import Probe
 from pellucid.records import Finding, Flow, Status, Table, TokenView, worst
 
-_PARTS = ("name", "vocab_size", "rules", "module", "max_length", "capabilities", "logits", "over")
+_PARTS = ("name", "vocab_size", "rules", "module", "max_length", "capabilities", "logits", "with_module")
 
 
 @dataclass(frozen=True)
@@ -143,30 +143,32 @@ def audit(
     for module in (target, getattr(probe, "module", None)):
         _refuse_meta(module)
     given = target if probe is None else getattr(probe, "module", None)
-    untouched = as_it_is(given)  # before anybody asks it
+    untouched = shallow_weight_copy(given)  # before anybody asks it
     probe = probe_for(target) if probe is None else probe
     if getattr(probe, "module", None) is not given:
-        untouched = as_it_is(getattr(probe, "module", None))
+        untouched = shallow_weight_copy(getattr(probe, "module", None))
     _refuse_incomplete(probe)
     findings: list[Finding] = []
     unasked: list[str] = []
-    with left_as_found(probe.module):
-        bench = Bench(probe, length=length, seed=seed, budget=budget)
-        bench.untouched = untouched
+    with preserve_state(probe.module):
+        context = AuditContext(probe, length=length, seed=seed, budget=budget)
+        context.untouched = untouched
         for check in chosen:
             if progress is not None:
                 progress(check.name)
-            if bench.spent:
+            if context.spent:
                 unasked.append(check.name)
-                message = f"not asked: the budget of {bench.budget:g} s was spent"
+                message = f"not asked: the budget of {context.budget:g} s was spent"
                 findings.append(Finding(check.name, "not_applicable", message))
             else:
-                findings += _answers(check, bench)
+                findings += _answers(check, context)
                 if check.name == "future":
-                    findings += _restricted(check, bench)
-        flows, views = _pictures(bench)
+                    findings += _restricted(check, context)
+        flows, views = _pictures(context)
     seconds = time.perf_counter() - start
-    return AuditReport(probe.name, tuple(findings), seconds, bench.taken, flows, views, tuple(unasked), _called(probe))
+    return AuditReport(
+        probe.name, tuple(findings), seconds, context.taken, flows, views, tuple(unasked), _called(probe)
+    )
 
 
 def _called(probe: Probe) -> str:
@@ -182,14 +184,14 @@ def _called(probe: Probe) -> str:
     return told
 
 
-def _pictures(bench: Bench) -> tuple[tuple[Flow, ...], tuple[TokenView, ...]]:
-    measured = bench.measured("flow")
-    if not isinstance(measured, MeasuredFlow):
+def _pictures(context: AuditContext) -> tuple[tuple[Flow, ...], tuple[TokenView, ...]]:
+    measured = context.measured("flow")
+    if not isinstance(measured, InfluenceMatrix):
         return (), ()
     views: tuple[TokenView, ...] = ()
     with suppress(Exception):  # the target is anybody's code, and a picture is no verdict
-        views = (measured.view(bench),)
-    return (measured.record(bench.probe.name),), views
+        views = (measured.view(context),)
+    return (measured.record(context.probe.name),), views
 
 
 def _chosen(names: Sequence[str] | None) -> list[Check]:
@@ -261,43 +263,45 @@ def _refuse_incomplete(probe: object) -> None:
         raise InputError(f"the vocabulary has {size} tokens, but a token can only be changed where there are 2 or more")
 
 
-def _answers(check: Check, bench: Bench) -> list[Finding]:
+def _answers(check: Check, context: AuditContext) -> list[Finding]:
     """What one check finds; a target that raises is a finding too."""
     found: list[Finding] = []
     try:
-        reason = _not_applicable(check, bench)
+        reason = _not_applicable(check, context)
         if reason:
             return [Finding(check.name, "not_applicable", reason)]
-        if bench.not_finite:
-            return [Finding(check.name, "error", f"{bench.not_finite}, so nothing can be shown")]
-        if check.steady and bench.unsteady:
-            message = f"two equal requests differ by {bench.unsteady:.1e}, so nothing can be compared (see determinism)"
+        if context.not_finite:
+            return [Finding(check.name, "error", f"{context.not_finite}, so nothing can be shown")]
+        if check.steady and context.unsteady:
+            message = (
+                f"two equal requests differ by {context.unsteady:.1e}, so nothing can be compared (see determinism)"
+            )
             return [Finding(check.name, "not_applicable", message)]
-        for finding in check.run(bench):
+        for finding in check.run(context):
             found.append(finding)
     except (Exception, SystemExit) as error:  # noqa: BLE001 (the target is anybody's code)
         found.append(Finding(check.name, "error", _raised(error)))
     return found
 
 
-def _restricted(check: Check, bench: Bench) -> list[Finding]:
+def _restricted(check: Check, context: AuditContext) -> list[Finding]:
     """The same question to a target that takes a mask which its declaration does not: handed one, it obeys."""
-    ways: dict[str, Probe] = getattr(bench.probe, "restricted", dict)()
+    ways: dict[str, Probe] = getattr(context.probe, "restricted", dict)()
     found: list[Finding] = []
     for way, probe in ways.items():
-        answers = _answers(check, Bench(probe, length=bench.wanted_length, budget=bench.budget))
+        answers = _answers(check, AuditContext(probe, length=context.wanted_length, budget=context.budget))
         found += [replace(each, case=f"{way}, {each.case}".removesuffix(", ")) for each in answers]
     return found
 
 
-def _not_applicable(check: Check, bench: Bench) -> str:
-    probe = bench.probe
+def _not_applicable(check: Check, context: AuditContext) -> str:
+    probe = context.probe
     missing = sorted(check.needs - probe.capabilities)
     if missing:
         said = next((f": it raises {raised}" for name in missing if (raised := _refused(probe).get(name))), "")
         return f"{probe.name} cannot be asked for {', '.join(missing)}{said}"
-    if bench.length < check.length:
-        return f"the check needs {check.length} tokens in a row, but {probe.name} takes {bench.length}"
+    if context.length < check.length:
+        return f"the check needs {check.length} tokens in a row, but {probe.name} takes {context.length}"
     return ""
 
 

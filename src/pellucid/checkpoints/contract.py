@@ -31,7 +31,7 @@ from pellucid.models.configs import Whole
 from pellucid.models.model import Model
 
 NAME = "pellucid.json"
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 _LARGEST = 8 * 2**20
 _MOST_VALUES, _MOST_KEYS = 40_000, 4000
 _SPEC = re.compile(r"[a-z]+[0-9]*\[[0-9, ]{0,200}\]")
@@ -66,7 +66,7 @@ class TextContract(Config):
 class Contract(Config):
     """The contents of ``pellucid.json``, in the order of the file."""
 
-    schema_version: Literal[4] = 4
+    schema_version: Literal[5] = 5
     model: ModelConfig
     positions_after_cache: Literal["continue"] = "continue"
     """Positions count on from what a cache holds of the row's last document."""
@@ -77,8 +77,8 @@ class Contract(Config):
     """Every stored tensor: its dtype and shape, such as ``float32[256, 64]``."""
     digests: dict[str, Digest]
     """SHA-256 of the files beside this one, and of what this one says (whatever its spaces and order of keys)."""
-    witness: Witness
-    """Probes, and what the weights must give on them."""
+    witness: Witness | None
+    """Probes, and what the weights must give on them. None: saved with ``prove="digests"``."""
 
     def to_text(self) -> str:
         """The file: JSON with two spaces, in the order of the fields, rows of numbers on one line each."""
@@ -125,7 +125,7 @@ def contract_of(
     *,
     text: TextContract | None,
     digests: Mapping[str, str],
-    witness: Witness,
+    witness: Witness | None,
 ) -> Contract:
     """The contract that ``model``, which is :func:`config_of` by ``config``, keeps."""
     stored, tied = stored_tensors(model)

@@ -141,6 +141,11 @@ class Folder:
 
     def _ask(self) -> tuple[Difference, ...]:
         contract = self.contract
+        if contract.witness is None:
+            raise MismatchError(
+                f"{self.path} was saved with digests only, so there is no witness to compare; "
+                "verify it at the level 'digests', or load it and save it with prove='witness'"
+            )
         with self.weights.opened() as read:
             found = check_witness(
                 self.path, contract.witness, contract.model, lambda name: read(self.places[name]), contract.tied

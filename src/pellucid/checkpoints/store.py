@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from pellucid.checkpoints.validate import (
     device_of,
     float_type,
     folder_path,
+    repr_short,
     shard_size,
     template_of,
     tokenizer_of,
@@ -34,6 +36,9 @@ from pellucid.probe import Probe
 __all__ = ["CONTRACT", "TOKENIZER", "WEIGHTS", "Check", "Checkpoint", "digest", "load", "save", "write"]
 
 WEIGHTS = SINGLE
+
+Proof = Literal["witness", "digests"]
+"""What a saved folder can be verified by."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +66,16 @@ def save(
     chat_template: ChatTemplate | str | None = None,
     classes: Sequence[str] = (),
     max_shard_bytes: int | None = None,
+    prove: Proof = "witness",
 ) -> None:
     """Write ``model`` (and what its text needs) as a new folder. An existing target is refused, whatever it is.
 
     ``max_shard_bytes`` spreads the weights over files of that size, with an index. A chat template is tried on a few
     small chats first. ``classes`` names what a classifier's logits stand for.
+
+    ``prove="witness"`` computes what the weights give on the contract's probes and stores it, so that
+    ``check="witness"`` can compare it later. ``prove="digests"`` stores SHA-256 digests only, made while the files are
+    written: for checkpoints that a run writes often.
 
     Raises:
         CheckpointError: the target exists, the disk refuses, or the model is not what its config describes.
@@ -78,6 +88,7 @@ def save(
             chat_template=chat_template,
             classes=classes,
             max_shard_bytes=max_shard_bytes,
+            prove=prove,
         )
 
 
@@ -89,6 +100,7 @@ def write(
     chat_template: ChatTemplate | str | None = None,
     classes: Sequence[str] = (),
     max_shard_bytes: int | None = None,
+    prove: Proof = "witness",
 ) -> None:
     """Write a checkpoint's files into ``folder``, which the caller completes (see :func:`new_folder`).
 
@@ -99,20 +111,23 @@ def write(
     config = config_of(model)
     text = None if tokenizer is None else TextContract.of(tokenizer, config)
     stored, tied = stored_tensors(model)
-    held = {name: tensor.detach().cpu().contiguous() for name, tensor in stored.items()}
-    witness = witness_of(config, held.__getitem__, tied)
-    check_live(model, config, witness)
+    witness = None
+    if prove == "witness":
+        witness = witness_of(config, lambda name: stored[name].detach(), tied)
+        check_live(model, config, witness)
+    elif prove != "digests":
+        raise CheckpointError(f"prove is {repr_short(prove)}; choose witness or digests")
     if template is not None:
         _write_template(folder / TEMPLATE, template, tokenizer)
     elif (folder / TEMPLATE).exists():
         template = ChatTemplate.load(folder / TEMPLATE)
     if tokenizer is not None:
-        witness = witness.model_copy(update={"text": tokenizer_fingerprint(tokenizer, template)})
+        if witness is not None:
+            witness = witness.model_copy(update={"text": tokenizer_fingerprint(tokenizer, template)})
         tokenizer.save(folder / TOKENIZER)
     write_classes(folder, classes, getattr(config.head, "num_labels", None))
-    names = write_weights(folder, held, most)
-    names += [name for name in BESIDE if (folder / name).exists()]
-    digests = {name: digest(folder / name) for name in names}
+    digests = write_weights(folder, stored, most)
+    digests |= {name: digest(folder / name) for name in BESIDE if (folder / name).exists()}
     contract = contract_of(model, config, text=text, digests=digests, witness=witness)
     (folder / CONTRACT).write_text(contract.to_text(), encoding="utf-8")
 

@@ -77,9 +77,18 @@ class Verification:
         }
 
 
-def verify(path: str | Path, level: Check = "witness") -> Verification:
-    """Hold the folder at ``path`` against its contract. A folder that cannot be read is a CheckpointError."""
+def verify(path: str | Path, level: Check | None = None) -> Verification:
+    """Compare the folder at ``path`` with its contract.
+
+    ``level`` defaults to ``witness`` where the folder has one, and to ``digests`` where it was saved with digests only;
+    ``Verification.level`` says which it was.
+
+    Raises:
+        CheckpointError: the folder cannot be read.
+    """
     folder = open_folder(path)
+    if level is None:
+        level = "digests" if folder.contract.witness is None else "witness"
     differences: tuple[Difference, ...] = ()
     problem = ""
     try:

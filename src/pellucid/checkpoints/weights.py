@@ -6,10 +6,12 @@ the folder itself, and each tensor must lie in the one file that the index gives
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -18,10 +20,9 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from pellucid.checkpoints.files import open_regular, read_json, reject_duplicate_keys
+from pellucid.checkpoints.files import digest, open_regular, read_json, reject_duplicate_keys
 from pellucid.data.records import printable
 from pellucid.errors import CheckpointError
 
@@ -42,6 +43,7 @@ SAFETENSORS_DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+_CODES = {dtype: code for code, dtype in SAFETENSORS_DTYPES.items()}
 
 
 class TensorSpec(NamedTuple):
@@ -180,27 +182,25 @@ class Reader:
         return tensor
 
 
-def write_weights(folder: Path, tensors: Mapping[str, Tensor], most: int | None = None) -> list[str]:
-    """Write ``tensors`` into ``folder``; returns the names of the files.
+def write_weights(folder: Path, tensors: Mapping[str, Tensor], most: int | None = None) -> dict[str, str]:
+    """Write ``tensors`` into ``folder``; returns the SHA-256 of each file by its name.
 
     With ``most`` bytes a file, they are spread over as few as their order allows, with an index; a larger tensor
     gets a file of its own.
     """
     shards = [dict(tensors)] if most is None else _shared_out(tensors, most)
     if len(shards) == 1:
-        _write(folder / SINGLE, shards[0])
-        return [SINGLE]
+        return {SINGLE: write_tensors(folder / SINGLE, shards[0])}
     if len(shards) > _MOST_SHARDS:
         raise CheckpointError(f"max_shard_bytes {most} gives {len(shards)} files, at most {_MOST_SHARDS}; raise it")
     names = [f"model-{number:05}-of-{len(shards):05}.safetensors" for number in range(1, len(shards) + 1)]
-    for name, shard in zip(names, shards, strict=True):
-        _write(folder / name, shard)
+    digests = {name: write_tensors(folder / name, shard) for name, shard in zip(names, shards, strict=True)}
     index = {
         "metadata": {"total_size": sum(tensor.nbytes for tensor in tensors.values())},
         "weight_map": {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard},
     }
     (folder / INDEX).write_text(json.dumps(index, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    return [INDEX, *names]
+    return {INDEX: digest(folder / INDEX), **digests}
 
 
 def read_weights(folder: Path) -> Weights:
@@ -237,11 +237,29 @@ def _shared_out(tensors: Mapping[str, Tensor], most: int) -> list[dict[str, Tens
     return shards
 
 
-def _write(path: Path, tensors: dict[str, Tensor]) -> None:
-    try:
-        save_file(tensors, path, metadata={"format": "pt"})
-    except SafetensorError as error:  # the disk's words, in another wrapping
-        raise OSError(str(error)) from error
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
+    """Write a safetensors file and return its SHA-256, which a second thread computes meanwhile.
+
+    Tensors may lie on any device and need not be contiguous; one at a time is copied, where it must be. The layout is
+    that of ``safetensors.torch.save_file``: wide types first, then by name, and a header of a multiple of 8 bytes.
+    """
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, tensor in ordered:
+        start, end = end, end + tensor.nbytes
+        header[name] = {"dtype": _CODES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    whole = hashlib.sha256(head := len(text).to_bytes(8, "little") + text)
+    with open(path, "wb") as file, ThreadPoolExecutor(1) as pool:
+        file.write(head)
+        for _, tensor in ordered:
+            data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+            hashed = pool.submit(whole.update, data)
+            file.write(data)
+            hashed.result()
+    return whole.hexdigest()
 
 
 def _read_index(path: Path) -> tuple[dict[str, str], float]:
@@ -283,7 +301,7 @@ def _refuse_others(folder: Path, files: list[Path], why: str) -> None:
     others = sorted({*folder.glob("model*.safetensors"), *folder.glob("model*.index.json")} - {*files, folder / INDEX})
     if others:
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
-        raise CheckpointError(f"{folder} also holds {others[0].name}{more}, {why}; take it away")
+        raise CheckpointError(f"{folder} also holds {others[0].name}{more}, {why}; remove it")
 
 
 def _compare(index: Path, places: Mapping[str, str], headers: Mapping[Path, Mapping[str, TensorSpec]]) -> None:

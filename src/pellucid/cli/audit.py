@@ -124,7 +124,7 @@ def _with_rules(model: object, probe: Probe | None, expect: str | None) -> Probe
     if len(rules) not in (1, layers):
         count = "1" if layers == 1 else f"1 or {layers}"
         raise ArgumentError(f"--expect lists {len(rules)} rules, but {probe.name} has {layers} layers; give {count}")
-    probe.rules, probe.declared = rules * (layers // len(rules)), True
+    probe.rules, probe.rules_declared = rules * (layers // len(rules)), True
     return probe
 
 

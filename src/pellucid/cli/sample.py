@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from pellucid.batch import Batch
     from pellucid.checkpoints import Checkpoint
     from pellucid.models.model import Model
-    from pellucid.probe import Probe, Request
+    from pellucid.probe import Probe
     from pellucid.records import TokenView
     from pellucid.training import TrainConfig
 
@@ -52,9 +53,9 @@ def token_view(checkpoint: Checkpoint, text: str) -> TokenView:
     import torch
 
     from pellucid.audits import expected_flow
+    from pellucid.batch import Batch
     from pellucid.data.tokenizer import with_begin
     from pellucid.errors import InputError
-    from pellucid.probe import Request
     from pellucid.records import TokenView
 
     tokenizer = checkpoint.tokenizer
@@ -62,14 +63,14 @@ def token_view(checkpoint: Checkpoint, text: str) -> TokenView:
         raise InputError("the checkpoint has no tokenizer, so no text can be shown; save it with one")
     model = copy.deepcopy(checkpoint.model).to("cpu", torch.float32).eval()
     ids = with_begin(tokenizer.bos_id, tokenizer.encode(text))[: longest(model)]
-    probe, request = model.probe(), Request.from_rows([ids])
+    probe, batch = model.probe(), Batch.from_rows([ids])
     with torch.no_grad():
-        attention_LNTT = [weights_BNTT[0] for weights_BNTT in probe.attention(request)]
-        moved_TT = replaced_one_by_one(probe, request, tokenizer.vocab_size)
+        attention_LNTT = [weights_BNTT[0] for weights_BNTT in probe.attention(batch)]
+        moved_TT = replaced_one_by_one(probe, batch, tokenizer.vocab_size)
     return TokenView(
         f"{len(ids)} tokens of held-out text",
         tuple(tokenizer.decode([id_], skip_special=False) for id_ in ids),
-        expected_flow(probe.rules, request)[0].tolist(),
+        expected_flow(probe.rules, batch)[0].tolist(),
         [weights_NTT.tolist() for weights_NTT in attention_LNTT],
         moved_TT.tolist(),
         tuple(f"{index}: {rule.describe()}" for index, rule in enumerate(probe.rules)),
@@ -97,7 +98,7 @@ def longest(model: Model) -> int:
     return max(2, min(LONGEST_VIEW, affordable, model.max_length or LONGEST_VIEW))
 
 
-def replaced_one_by_one(probe: Probe, request: Request, vocab_size: int) -> Tensor:
+def replaced_one_by_one(probe: Probe, batch: Batch, vocab_size: int) -> Tensor:
     """``[query, key]``: the total variation between each query's prediction before and after the key is replaced.
 
     Every request has one shape, so that what is hidden cannot even change the rounding on most machines; changes
@@ -106,12 +107,12 @@ def replaced_one_by_one(probe: Probe, request: Request, vocab_size: int) -> Tens
     import torch
 
     generator = torch.Generator().manual_seed(0)
-    steps_T = torch.randint(1, vocab_size, (request.shape[1],), generator=generator)
-    before_TV = probe.logits(request)[0].double()
+    steps_T = torch.randint(1, vocab_size, (batch.shape[1],), generator=generator)
+    before_TV = probe.logits(batch)[0].double()
     limit = _ROUNDING * (1 + float(before_TV.abs().max()))
     columns = []
-    for key, (token, step) in enumerate(zip(request.tokens[0].tolist(), steps_T.tolist(), strict=True)):
-        after_TV = probe.logits(request.with_token(0, key, (token + step) % vocab_size))[0].double()
+    for key, (token, step) in enumerate(zip(batch.tokens[0].tolist(), steps_T.tolist(), strict=True)):
+        after_TV = probe.logits(batch.with_token(0, key, (token + step) % vocab_size))[0].double()
         variation_T = (after_TV.softmax(-1) - before_TV.softmax(-1)).abs().sum(-1) / 2
         changed_T = ~((after_TV - before_TV).abs().amax(-1) <= limit)  # NaN counts
         columns.append(torch.where(changed_T, variation_T.clamp(min=1e-9), 0.0))

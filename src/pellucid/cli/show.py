@@ -48,7 +48,7 @@ def _as_data(folder: Folder) -> dict[str, Any]:
         "path": str(folder.path),
         "parameters": _parameters(folder),
         "contract": folder.contract.model_dump(mode="json"),
-        "witness": list(folder.contract.witness.probes),
+        "witness": None if folder.contract.witness is None else list(folder.contract.witness.probes),
         "tensors": rows,
         "complete": folder.report.complete,
         "changed": folder.changed,
@@ -76,7 +76,7 @@ def _summary(folder: Folder) -> Table:
     rows += [
         ("head", _head(model)),
         ("text", "no tokenizer" if text is None else f"begin {text.bos_id}, end {text.eos_id}, pad {text.pad_id}"),
-        ("witness", ", ".join(contract.witness.probes)),
+        ("witness", "none (digests only)" if contract.witness is None else ", ".join(contract.witness.probes)),
     ]
     return Table(str(folder.path), ("contract", ""), tuple(rows))
 
@@ -147,9 +147,11 @@ def _contract_lines(folder: Folder) -> list[str]:
     return [common.printable(line) for line in dump_yaml(data).splitlines()]
 
 
-def _cases(contract: Contract) -> dict[str, Any]:
+def _cases(contract: Contract) -> dict[str, Any] | None:
     """What the witness asks: sizes of the inputs, and how many answers are kept."""
     witness = contract.witness
+    if witness is None:
+        return None
     cases: dict[str, Any] = {"tolerance": witness.tolerance}
     cases["stream"] = ", ".join(f"{number} × {kind}" for number, kind in _runs(witness.stream))
     for name, answer in witness.probes.items():

@@ -13,14 +13,15 @@ if TYPE_CHECKING:
     from pellucid.checkpoints.folder import Check
 
 Level = Annotated[
-    str,
+    str | None,
     typer.Option(
-        help="headers (names, shapes, types, text files), digests (also weights) or witness (also what it all gives)."
+        help="headers (names, shapes, types, text files), digests (also weights) or witness (also the outputs). "
+        "The default is witness, or digests for a checkpoint that was saved with digests only."
     ),
 ]
 
 
-def verify(checkpoint: common.Checkpoint, level: Level = "witness", as_json: common.Json = False) -> None:
+def verify(checkpoint: common.Checkpoint, level: Level = None, as_json: common.Json = False) -> None:
     """Prove that a checkpoint still is what was saved.
 
     Exits with 1 when it is not what its contract says, and with 2 when it cannot be read.
@@ -32,13 +33,13 @@ def verify(checkpoint: common.Checkpoint, level: Level = "witness", as_json: com
     from pellucid.checkpoints import verify as ask
     from pellucid.reports import show
 
-    found = ask(checkpoint, _level(level))
+    found = ask(checkpoint, None if level is None else _level(level))
     if as_json:
         common.print_json(found.to_dict())
     else:
         if found.differences:
             show(found.to_table(), sys.stdout)
-        typer.echo(f"passed ({level})" if found.passed else f"failed: {common.printable(found.problem)}")
+        typer.echo(f"passed ({found.level})" if found.passed else f"failed: {common.printable(found.problem)}")
     raise typer.Exit(0 if found.passed else 1)
 
 

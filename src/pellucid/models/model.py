@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from pellucid.batch import Batch
-from pellucid.errors import InputError, LengthError, UnsupportedError
+from pellucid.errors import InputError, LengthError, ShapeError, UnsupportedError
 from pellucid.models.heads import Head
 from pellucid.models.output import WANTS, Output, Want
 from pellucid.nn.attention import EncoderOutput
@@ -132,7 +132,8 @@ class Model(nn.Module):
 
     def embedded(self, batch: Batch, places: Coordinates) -> Float[Tensor, "B T D"]:
         """What enters the first layer: exactly 0, and gradient 0, where there is no token."""
-        x_BTD = self.embed_project(zero_padding(self.embed_tokens(batch.tokens), places))
+        x_BTD = self.embed_tokens(batch.tokens) if batch.inputs_embeds is None else batch.inputs_embeds
+        x_BTD = self.embed_project(zero_padding(x_BTD, places))
         if self.config.embedding_multiplier != 1.0:
             x_BTD = x_BTD * self.config.embedding_multiplier
         if self.token_types is not None:
@@ -186,6 +187,12 @@ class Model(nn.Module):
             raise InputError(f"want is {want!r}; choose logits, loss or hidden")
         if batch.types is not None and self.token_types is None:
             raise InputError("the batch has token types, but the config has no token_types; leave types out")
+        width = self.embed_tokens.embedding_dim
+        if batch.inputs_embeds is not None and batch.inputs_embeds.shape[-1] != width:
+            raise ShapeError(
+                f"inputs_embeds has width {batch.inputs_embeds.shape[-1]}, but embed_tokens gives {width}; "
+                "give embeddings of that width"
+            )
         if cache is None:
             return
         if len(cache.layers) != len(self.layers):

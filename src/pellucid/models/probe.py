@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from pellucid.nn.attend import BACKENDS
 from pellucid.nn.attention import CrossAttention, GroupedAttention
 from pellucid.nn.cache import ContiguousCache
 from pellucid.nn.mla import LatentAttention
-from pellucid.probe import Capability, Probe, Request, embeddings_replaced
+from pellucid.probe import Capability, Probe
 from pellucid.shapes import Tensor
 from pellucid.visibility import Rule, parse
 
@@ -82,30 +82,27 @@ class ModelProbe(Probe):
         if self.speaks_tokens:
             self.capabilities |= {"loss"}
 
-    def logits(self, request: Request) -> Tensor:
-        with self._embeddings(request):
-            return self._answer(self.batch(request).to(self.model.device))
+    def logits(self, batch: Batch) -> Tensor:
+        return self._scores(self.prepared(batch))
 
-    def embed(self, request: Request) -> Tensor:
-        embeddings_BTD: Tensor = self.model.embed_tokens(request.tokens)
+    def embed(self, batch: Batch) -> Tensor:
+        embeddings_BTD: Tensor = self.model.embed_tokens(batch.tokens)
         return embeddings_BTD
 
-    def loss(self, request: Request) -> tuple[Tensor, Tensor]:
-        batch = self.labelled(request)
-        with self._embeddings(request):
-            loss = self.model(batch.to(self.model.device), want="loss").loss
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        loss = self.model(self.labelled(self.prepared(batch)), want="loss").loss
         return loss.total, loss.count
 
-    def labelled(self, request: Request) -> Batch:
-        """What must be predicted, as the model's objective marks it: here the next token."""
-        batch = causal(self.batch(request))
-        if request.targets is None:
-            return batch
-        assert batch.labels is not None
-        next_BT = torch.roll(request.targets.cpu(), -1, 1)  # a row's last slot has no label in any case
-        return batch.with_labels(torch.where(next_BT, batch.labels, IGNORED))
+    def labelled(self, batch: Batch) -> Batch:
+        """With the labels of the model's objective: here the next token's."""
+        labelled = causal(batch)
+        if batch.target_mask is None:
+            return labelled
+        assert labelled.labels is not None
+        next_BT = torch.roll(batch.target_mask, -1, 1)  # a row's last slot has no label in any case
+        return labelled.with_labels(torch.where(next_BT, labelled.labels, IGNORED))
 
-    def attention(self, request: Request) -> list[Tensor]:
+    def attention(self, batch: Batch) -> list[Tensor]:
         """Computed from what each layer's own attention is given in a forward pass."""
         given: list[Tensor] = []
 
@@ -116,7 +113,7 @@ class ModelProbe(Probe):
         with ExitStack() as hooks:
             for block in self.model.layers:
                 hooks.callback(block.attention.register_forward_pre_hook(note).remove)  # type: ignore[union-attr]
-            self.logits(request)
+            self.logits(batch)
         return given
 
     @contextmanager
@@ -137,26 +134,23 @@ class ModelProbe(Probe):
         finally:
             self.model.gradient_checkpointing = before
 
-    def over(self, module: nn.Module) -> ModelProbe:
+    def with_module(self, module: nn.Module) -> ModelProbe:
         assert isinstance(module, Model)
         return type(self)(module, self.name)
 
-    def batch(self, request: Request) -> Batch:
-        """The request on the host, where its layout can be read off."""
-        batch = Batch(request.tokens.cpu(), request.positions.cpu(), request.segments.cpu())
+    def prepared(self, batch: Batch) -> Batch:
+        """On the model's device, with the groups that its rules go by."""
+        batch = batch.to(self.model.device)
         if not self.by_groups:
             return batch
-        return replace(batch, groups=((batch.positions < PREFIX) & (batch.segments != 0)).long())
+        return batch.replace(groups=((batch.positions < PREFIX) & batch.token_mask).long())
 
-    def _answer(self, batch: Batch, cache: ContiguousCache | None = None) -> Tensor:
+    def _scores(self, batch: Batch, cache: ContiguousCache | None = None) -> Tensor:
         if self.speaks_tokens:
             logits: Tensor = self.model(batch, cache=cache).logits
             return logits
         hidden: Tensor = self.model(batch, cache=cache, want="hidden").hidden
         return hidden
-
-    def _embeddings(self, request: Request) -> AbstractContextManager[None]:
-        return embeddings_replaced(self.model.embed_tokens, request.embeddings)
 
 
 class EncoderProbe(ModelProbe):
@@ -164,9 +158,8 @@ class EncoderProbe(ModelProbe):
 
     predicts_from = 0
 
-    def labelled(self, request: Request) -> Batch:
-        batch = self.batch(request)
-        return batch.with_labels(torch.where(request.learnt.cpu(), batch.tokens, IGNORED))
+    def labelled(self, batch: Batch) -> Batch:
+        return batch.with_labels(torch.where(batch.loss_mask, batch.tokens, IGNORED))
 
 
 class DecoderProbe(ModelProbe):
@@ -179,24 +172,23 @@ class DecoderProbe(ModelProbe):
     def new_cache(self, rows: int, capacity: int) -> ProbedCache:
         return ProbedCache(self.model.new_cache(rows, capacity))  # type: ignore[operator]
 
-    def extend(self, request: Request, cache: ProbedCache) -> Tensor:
-        """A part of a request keeps the positions of the whole; the model gets a chunk that counts from 0.
+    def extend(self, batch: Batch, cache: ProbedCache) -> Tensor:
+        """A part of a batch keeps the positions of the whole; the model gets a chunk whose positions start at 0.
 
-        Where the row went on is for the model's cache to know: handing it over would hide a fault there.
+        Where the row continues is for the model's cache to know: passing it in would hide a fault there.
         """
-        batch = self.batch(request)
-        real_BT = batch.segments != 0
+        batch, device = self.prepared(batch), batch.tokens.device
+        real_BT = batch.token_mask
         first_B1 = batch.positions.masked_fill(~real_BT, torch.iinfo(torch.int64).max).amin(1, keepdim=True)
         relative_BT = torch.where(real_BT, batch.positions - first_B1, 0)
-        batch = replace(batch, positions=relative_BT, layout=None)
         if cache.held.memory is not None:
-            batch = replace(batch, source=None)
-        with self._embeddings(request):
-            return self._answer(batch.to(self.model.device), cache.held)
+            batch = batch.replace(source=None)
+        host = batch.to("cpu").replace(positions=relative_BT.cpu())  # where its layout can be read off
+        return self._scores(host.to(device), cache.held)
 
 
 class EncoderDecoderProbe(DecoderProbe):
-    """A decoder that reads what an encoder made of a request's source."""
+    """A decoder that reads an encoder's output for a batch's source."""
 
     memory_name = "encoder.norm"
 
@@ -205,49 +197,18 @@ class EncoderDecoderProbe(DecoderProbe):
         self.source_rules = model.encoder.rules
         self.capabilities |= {"source"}
 
-    def batch(self, request: Request) -> Batch:
-        source = request.source
+    def prepared(self, batch: Batch) -> Batch:
+        batch, source = super().prepared(batch), batch.source
         if source is None:
-            raise ValueError(f"{self.name} reads a source; give the request one")
-        given = Batch(source.tokens.cpu(), source.positions.cpu(), source.segments.cpu())
-        most = int(request.segments.max()) if request.segments.numel() else 0
-        if most > 1 and int(given.segments.max()) == 1:  # one source for each of the row's documents
-            given = Batch(
-                given.tokens.repeat(1, most),
-                given.positions.repeat(1, most),
-                torch.cat([given.segments * number for number in range(1, most + 1)], 1),
+            raise ValueError(f"{self.name} reads a source; give the batch one")
+        most = int(batch.segments.max()) if batch.segments.numel() else 0
+        if most > 1 and int(source.segments.max()) == 1:  # one source for each of the row's documents
+            source = Batch(
+                source.tokens.repeat(1, most),
+                source.positions.repeat(1, most),
+                torch.cat([source.segments * number for number in range(1, most + 1)], 1),
             )
-        return replace(super().batch(request), source=given)
-
-    def _embeddings(self, request: Request) -> AbstractContextManager[None]:
-        """Only the decoder's own reading of the table is replaced."""
-        if request.embeddings is None:
-            return super()._embeddings(request)
-        assert isinstance(self.model, EncoderDecoder)
-        return _own_embeddings(self.model, request.embeddings)
-
-
-@contextmanager
-def _own_embeddings(model: EncoderDecoder, embeddings_BTD: Tensor) -> Iterator[None]:
-    """While inside, the token table gives these embeddings to the decoder; the encoder, which may share it, its own."""
-    reading_source = False
-
-    def enters(*_: Any) -> None:
-        nonlocal reading_source
-        reading_source = True
-
-    def leaves(*_: Any) -> None:
-        nonlocal reading_source
-        reading_source = False
-
-    def replaced(*_: Any) -> Tensor | None:
-        return None if reading_source else embeddings_BTD.clone()
-
-    with ExitStack() as hooks:
-        hooks.callback(model.encoder.register_forward_pre_hook(enters).remove)
-        hooks.callback(model.encoder.register_forward_hook(leaves, always_call=True).remove)
-        hooks.callback(model.embed_tokens.register_forward_hook(replaced).remove)
-        yield
+        return batch.replace(source=source)
 
 
 def probe_of(model: Model) -> ModelProbe:

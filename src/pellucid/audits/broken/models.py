@@ -16,7 +16,8 @@ from torch.nn import functional
 
 from pellucid.audits.broken.tiny_decoder import Slots, TinyDecoder, token_losses
 from pellucid.audits.broken.tiny_encoder_decoder import TinyEncoderDecoder
-from pellucid.probe import Probe, Request
+from pellucid.batch import Batch
+from pellucid.probe import Probe
 from pellucid.records import Status
 
 
@@ -115,9 +116,9 @@ class WindowLostByOneKernel(TinyDecoder):
 class ShiftedTwice(TinyDecoder):
     """Labels are shifted by the data and again by the model: token t + 2 is learnt at t."""
 
-    def loss(self, request: Request) -> tuple[Tensor, Tensor]:
-        learnt = request.learnt[:, 2:] & (request.positions[:, 2:] > 1)
-        losses = token_losses(self(request)[:, :-2], request.tokens[:, 2:])
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        learnt = batch.loss_mask[:, 2:] & (batch.positions[:, 2:] > 1)
+        losses = token_losses(self(batch)[:, :-2], batch.tokens[:, 2:])
         return torch.where(learnt, losses, 0.0).sum(), learnt.sum()
 
 

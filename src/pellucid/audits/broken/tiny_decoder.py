@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from pellucid.batch import Batch
 from pellucid.errors import LengthError
-from pellucid.probe import Capability, Probe, Request, Visibility, embeddings_replaced
+from pellucid.probe import Capability, Probe, Visibility, embeddings_replaced
 from pellucid.visibility import causal, window
 
 KERNELS = ("plain", "torch")
@@ -119,7 +120,7 @@ class TinyDecoder(nn.Module):
         """The positions that embeddings and rotations use."""
         return queries.positions
 
-    def entry(self, x_BTD: Tensor, queries: Slots, request: Request) -> Tensor:
+    def entry(self, x_BTD: Tensor, queries: Slots, batch: Batch) -> Tensor:
         """What enters the first layer: nothing at padding."""
         return torch.where(queries.segments[:, :, None] != 0, x_BTD, 0.0)
 
@@ -132,11 +133,11 @@ class TinyDecoder(nn.Module):
         hidden = scores_BTS.masked_fill(~sees_BTS, -math.inf)
         return torch.where(sees_BTS.any(-1, keepdim=True), hidden, 0.0).softmax(-1) * sees_BTS
 
-    def loss(self, request: Request) -> tuple[Tensor, Tensor]:
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The sum over the tokens to be learnt, each predicted by the slot before it, and their count."""
-        scores = self(request)[:, :-1].log_softmax(-1)
-        picked = -scores.gather(-1, request.tokens[:, 1:, None])[..., 0]
-        learnt = request.learnt[:, 1:]
+        scores = self(batch)[:, :-1].log_softmax(-1)
+        picked = -scores.gather(-1, batch.tokens[:, 1:, None])[..., 0]
+        learnt = batch.loss_mask[:, 1:]
         return torch.where(learnt, picked, 0.0).sum(), learnt.sum()
 
     def bounded(self, places_BT: Tensor) -> None:
@@ -157,14 +158,14 @@ class TinyDecoder(nn.Module):
 
     # the model
 
-    def forward(self, request: Request, cache: TinyCache | None = None) -> Tensor:
-        queries = Slots(request.positions, request.segments, 0 if cache is None else cache.length)
+    def forward(self, batch: Batch, cache: TinyCache | None = None) -> Tensor:
+        queries = Slots(batch.positions, batch.segments, 0 if cache is None else cache.length)
         places_BT = self.counted_positions(queries)
         self.bounded(places_BT)
-        x_BTD = self.tokens(request.tokens)
+        x_BTD = self.tokens(batch.tokens)
         if not self.rotary:
             x_BTD = x_BTD + self.places(places_BT)
-        x_BTD = self.entry(x_BTD, queries, request)
+        x_BTD = self.entry(x_BTD, queries, batch)
         keys = queries if cache is None else self.stored(cache, queries)
         for number, layer in enumerate(self.layers):
             assert isinstance(layer, nn.ModuleDict)
@@ -174,7 +175,7 @@ class TinyDecoder(nn.Module):
             else:
                 x_BTD = step(x_BTD, queries, keys, places_BT, cache)
         if cache is not None:
-            cache.length += request.shape[1]
+            cache.length += batch.shape[1]
         return self.head(self.norm(self.mixed(x_BTD, queries)))
 
     def block(
@@ -249,27 +250,27 @@ class TinyProbe(Probe):
         rule = causal() if toy.window is None else causal() & window(toy.window)
         self.rules: tuple[Visibility, ...] = (rule,) * len(toy.layers)
 
-    def logits(self, request: Request) -> Tensor:
-        with embeddings_replaced(self.toy.tokens, request.embeddings):
-            return self.toy(request)
+    def logits(self, batch: Batch) -> Tensor:
+        with embeddings_replaced(self.toy.tokens, batch.inputs_embeds):
+            return self.toy(batch)
 
-    def embed(self, request: Request) -> Tensor:
-        return self.toy.tokens(request.tokens)
+    def embed(self, batch: Batch) -> Tensor:
+        return self.toy.tokens(batch.tokens)
 
-    def loss(self, request: Request) -> tuple[Tensor, Tensor]:
-        with embeddings_replaced(self.toy.tokens, request.embeddings):
-            return self.toy.loss(request)
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        with embeddings_replaced(self.toy.tokens, batch.inputs_embeds):
+            return self.toy.loss(batch)
 
     def new_cache(self, rows: int, capacity: int) -> TinyCache:
         width, dtype = self.toy.tokens.embedding_dim, self.toy.head.weight.dtype
         return self.toy.cache_class(len(self.toy.layers), rows, capacity, width, dtype)
 
-    def extend(self, request: Request, cache: Any) -> Tensor:
-        return self.toy(request, cache)
+    def extend(self, batch: Batch, cache: Any) -> Tensor:
+        return self.toy(batch, cache)
 
-    def attention(self, request: Request) -> list[Tensor]:
+    def attention(self, batch: Batch) -> list[Tensor]:
         with self.kernel(KERNELS[0]), weights_kept(self.toy) as kept:
-            self.logits(request)
+            self.logits(batch)
         return kept
 
     def kernel(self, name: str) -> AbstractContextManager[None]:
@@ -278,7 +279,7 @@ class TinyProbe(Probe):
     def checkpointing(self) -> AbstractContextManager[None]:
         return set_for_now(self.toy, "checkpointing", True)
 
-    def over(self, module: nn.Module) -> TinyProbe:
+    def with_module(self, module: nn.Module) -> TinyProbe:
         assert isinstance(module, TinyDecoder)
         return TinyProbe(module)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from pellucid.probe import Capability, Probe, Request, Visibility
+from pellucid.batch import Batch
+from pellucid.probe import Capability, Probe, Visibility
 from pellucid.visibility import causal, full
 
 WIDTH = 16
@@ -29,11 +30,11 @@ class TinyEncoderDecoder(nn.Module):
 
     # the parts that broken models get wrong
 
-    def pads(self, source: Request) -> Tensor:
+    def pads(self, source: Batch) -> Tensor:
         """``Bool[B, S]``: source slots that the encoder hides."""
         return source.segments == 0
 
-    def memory_pads(self, source: Request) -> Tensor:
+    def memory_pads(self, source: Batch) -> Tensor:
         """``Bool[B, S]``: memory slots that the decoder hides."""
         return self.pads(source)
 
@@ -51,14 +52,14 @@ class TinyEncoderDecoder(nn.Module):
 
     # the model
 
-    def forward(self, request: Request) -> Tensor:
-        source = request.source
+    def forward(self, batch: Batch) -> Tensor:
+        source = batch.source
         assert source is not None
         x_BSD = self.table(source.tokens) + self.places(source.positions)
         memory_BSD = self.memory(self.encoded(x_BSD, source))
-        y_BTD = self.table(request.tokens) + self.places(request.positions)
-        slots, sources = request.shape[1], source.shape[1]
-        hidden_BTT = torch.ones(slots, slots, dtype=torch.bool).triu(1) | (request.segments == 0)[:, None, :]
+        y_BTD = self.table(batch.tokens) + self.places(batch.positions)
+        slots, sources = batch.shape[1], source.shape[1]
+        hidden_BTT = torch.ones(slots, slots, dtype=torch.bool).triu(1) | (batch.segments == 0)[:, None, :]
         hidden_BTT = hidden_BTT & ~torch.eye(slots, dtype=torch.bool)  # pads see themselves: no row is empty
         for layer in self.decoder:
             y_BTD = layer(
@@ -70,7 +71,7 @@ class TinyEncoderDecoder(nn.Module):
             )
         return self.out(y_BTD)
 
-    def encoded(self, x_BSD: Tensor, source: Request) -> Tensor:
+    def encoded(self, x_BSD: Tensor, source: Batch) -> Tensor:
         """What the encoder makes of the source."""
         mask, pads_BS = self.source_mask(source.shape[1]), self.pads(source)
         if mask is None:
@@ -97,10 +98,10 @@ class TinyEncoderDecoderProbe(Probe):
         self.rules: tuple[Visibility, ...] = (causal(),) * len(model.decoder)
         self.source_rules = model.source_rules
 
-    def logits(self, request: Request) -> Tensor:
-        logits: Tensor = self.model(request)
+    def logits(self, batch: Batch) -> Tensor:
+        logits: Tensor = self.model(batch)
         return logits
 
-    def over(self, module: nn.Module) -> TinyEncoderDecoderProbe:
+    def with_module(self, module: nn.Module) -> TinyEncoderDecoderProbe:
         assert isinstance(module, TinyEncoderDecoder)
         return TinyEncoderDecoderProbe(module)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from pellucid.audits.method.bench import Bench
+from pellucid.audits.engine.context import AuditContext
 from pellucid.probe import Capability
 from pellucid.records import Finding
 
@@ -19,7 +19,7 @@ class Check:
 
     name: str
     asks: str
-    run: Callable[[Bench], Iterator[Finding]]
+    run: Callable[[AuditContext], Iterator[Finding]]
     needs: frozenset[Capability] = frozenset()
     length: int = 9
     steady: bool = True

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from pellucid.audits.checks.check import Check
-from pellucid.audits.method.bench import Bench
-from pellucid.audits.method.changes import Forward
-from pellucid.audits.method.hooks import memory_changed
-from pellucid.audits.method.judge import at, finding, unless_refused
-from pellucid.audits.method.measure import Reading, Run, moved, scale_of
-from pellucid.audits.method.rows import not_moved, rows_of
-from pellucid.audits.method.source import encoder_held
-from pellucid.probe import Request, Side
-from pellucid.records import Finding, Where
+from pellucid.audits.engine.capture import memory_changed
+from pellucid.audits.engine.context import AuditContext
+from pellucid.audits.engine.decision import at, finding, skip_if_unsupported
+from pellucid.audits.engine.deviation import Deviation, TargetRun, logit_scale, max_abs_diff
+from pellucid.audits.engine.encoder_isolation import encoder_held
+from pellucid.audits.engine.perturbation import Forward
+from pellucid.audits.engine.row_layouts import not_moved, rows_of
+from pellucid.batch import Batch, Side
+from pellucid.records import Finding, Location
 
 NAME = "cross"
 TARGET = 4
@@ -26,108 +26,112 @@ _PLAIN = 1e-3
 SIDES: tuple[Side, ...] = ("right", "left")
 
 
-def run(bench: Bench) -> Iterator[Finding]:
+def run(context: AuditContext) -> Iterator[Finding]:
     """Change the source, or what the encoder made of it, and watch the target's outputs."""
-    sources, targets = rows_of(bench, (3, SOURCE, 1)), [bench.tokens(TARGET) for _ in range(3)]
-    yield _whole(bench, "whole source", sources[1], targets[1], Run.logits)
-    if bench.can("cache"):
+    sources, targets = rows_of(context, (3, SOURCE, 1)), [context.tokens(TARGET) for _ in range(3)]
+    yield _whole(context, "whole source", sources[1], targets[1], TargetRun.logits)
+    if context.can("cache"):
         case = "through a cache"
-        yield unless_refused(NAME, case, lambda: _whole(bench, case, sources[1], targets[1], _stepwise))
-    if bench.probe.memory_name is not None:
-        yield _memory(bench, sources[1], targets[1])
-    yield from encoder_held(bench, NAME)
-    if not bench.can("padding"):
+        yield skip_if_unsupported(NAME, case, lambda: _whole(context, case, sources[1], targets[1], _stepwise))
+    if context.probe.memory_name is not None:
+        yield _memory(context, sources[1], targets[1])
+    yield from encoder_held(context, NAME)
+    if not context.can("padding"):
         return
-    for side in [side for side in SIDES if side in bench.probe.sides]:
-        yield unless_refused(NAME, f"source padded {side}", partial(_alone, bench, side, sources, targets))
-        yield unless_refused(NAME, f"other ids in {side} pads", partial(_other_ids, bench, side, sources, targets))
-    yield _mates(bench, sources, targets)
+    for side in [side for side in SIDES if side in context.probe.sides]:
+        yield skip_if_unsupported(NAME, f"source padded {side}", partial(_alone, context, side, sources, targets))
+        yield skip_if_unsupported(
+            NAME, f"other ids in {side} pads", partial(_other_ids, context, side, sources, targets)
+        )
+    yield _mates(context, sources, targets)
 
 
-def _stepwise(run: Run, request: Request) -> Tensor:
-    return run.chunked(request, [1] * request.shape[1])
+def _stepwise(run: TargetRun, batch: Batch) -> Tensor:
+    return run.chunked(batch, [1] * batch.shape[1])
 
 
-def _pairs(sources: list[list[int]], targets: list[list[int]], side: Side, length: int = SOURCE + 2) -> Request:
-    return Request.from_rows(targets).with_source(Request.from_rows(sources, side=side, length=length))
+def _pairs(sources: list[list[int]], targets: list[list[int]], side: Side, length: int = SOURCE + 2) -> Batch:
+    return Batch.from_rows(targets).replace(source=Batch.from_rows(sources, side=side, length=length))
 
 
-def _whole(bench: Bench, case: str, source: list[int], target: list[int], forward: Forward) -> Finding:
+def _whole(context: AuditContext, case: str, source: list[int], target: list[int], forward: Forward) -> Finding:
     """Each token of the source moves every output of the target, the first one too."""
-    changed = [source, *([*source[:j], bench.other(source[j]), *source[j + 1 :]] for j in range(SOURCE))]
-    request = Request.from_pairs(changed, [target] * len(changed))
+    changed = [source, *([*source[:j], context.other(source[j]), *source[j + 1 :]] for j in range(SOURCE))]
+    batch = Batch.from_pairs(changed, [target] * len(changed))
     sizes_TS = torch.zeros(TARGET, SOURCE, dtype=torch.float64)
-    for run in bench.runs:
-        logits = forward(run, request)
-        moves_TS = moved(logits[:1].expand(SOURCE, -1, -1), logits[1:]).T
-        sizes_TS = torch.maximum(sizes_TS, moves_TS / scale_of(logits))
-    return _all_seen(bench, case, sizes_TS, "token {} of the source")
+    for run in context.runs:
+        logits = forward(run, batch)
+        moves_TS = max_abs_diff(logits[:1].expand(SOURCE, -1, -1), logits[1:]).T
+        sizes_TS = torch.maximum(sizes_TS, moves_TS / logit_scale(logits))
+    return _all_seen(context, case, sizes_TS, "token {} of the source")
 
 
-def _memory(bench: Bench, source: list[int], target: list[int]) -> Finding:
+def _memory(context: AuditContext, source: list[int], target: list[int]) -> Finding:
     """Each slot of the memory by itself: an encoder that mixes would hide what cross-attention does not see."""
-    request, run = Request.from_pairs([source] * SOURCE, [target] * SOURCE), bench.runs[-1]
-    before = run.logits(request)
+    batch, run = Batch.from_pairs([source] * SOURCE, [target] * SOURCE), context.runs[-1]
+    before = run.logits(batch)
     with memory_changed(run):
-        after = run.logits(request)
-    return _all_seen(bench, "each memory slot", moved(before, after).T / scale_of(before), "slot {} of the memory")
+        after = run.logits(batch)
+    return _all_seen(
+        context, "each memory slot", max_abs_diff(before, after).T / logit_scale(before), "slot {} of the memory"
+    )
 
 
-def _all_seen(bench: Bench, case: str, sizes_TS: Tensor, what: str) -> Finding:
+def _all_seen(context: AuditContext, case: str, sizes_TS: Tensor, what: str) -> Finding:
     """Sizes are relative; where other pairs move far above rounding, one that does not move at all is not seen."""
     seen_TS = sizes_TS > 1e-14
-    plain = bench.probe.declared and bool(seen_TS.any()) and float(sizes_TS[seen_TS].median()) > _PLAIN
-    status = "leak" if plain else bench.status_of_unseen
+    plain = context.probe.rules_declared and bool(seen_TS.any()) and float(sizes_TS[seen_TS].median()) > _PLAIN
+    status = "leak" if plain else context.status_of_unseen
     unseen = (~seen_TS).nonzero().tolist()
     if not unseen:
         return Finding(NAME, "pass", f"each of {SOURCE} slots moves each of {TARGET} outputs", case, size=0.0)
     query, key = unseen[0]
     why = ": cross-attention is causal" if torch.equal(seen_TS, torch.ones_like(seen_TS).tril()) else ""
     message = f"target query {query} does not see {what.format(key)} ({len(unseen)} such pairs){why}"
-    return Finding(NAME, status, message, case, Where(0, query, key), 0.0, "no bit of its output moved")
+    return Finding(NAME, status, message, case, Location(0, query, key), 0.0, "no bit of its output moved")
 
 
-def _alone(bench: Bench, side: Side, sources: list[list[int]], targets: list[list[int]]) -> Finding:
+def _alone(context: AuditContext, side: Side, sources: list[list[int]], targets: list[list[int]]) -> Finding:
     """Rows beside padded sources against each pair alone."""
-    request = _pairs(sources, targets, side)
+    batch = _pairs(sources, targets, side)
 
-    def measure(run: Run) -> Reading:
-        got = run.logits(request)
-        alone = (Request.from_pairs([s], [t]) for s, t in zip(sources, targets, strict=True))
+    def measure(run: TargetRun) -> Deviation:
+        got = run.logits(batch)
+        alone = (Batch.from_pairs([s], [t]) for s, t in zip(sources, targets, strict=True))
         want = torch.cat([run.logits(pair) for pair in alone])
-        return Reading(run, moved(want, got), scale_of(want))
+        return Deviation(run, max_abs_diff(want, got), logit_scale(want))
 
     place = at("the output at {query} answers otherwise than beside its source alone")
     good = "targets answer as they do beside their source alone"
-    return finding(bench, NAME, f"source padded {side}", bench.read(measure), bits=False, good=good, place=place)
+    return finding(context, NAME, f"source padded {side}", context.read(measure), bits=False, good=good, place=place)
 
 
-def _other_ids(bench: Bench, side: Side, sources: list[list[int]], targets: list[list[int]]) -> Finding:
-    request = _pairs(sources, targets, side)
-    assert request.source is not None
-    after = request.with_source(bench.fresh(request.source, ~request.source.real))
+def _other_ids(context: AuditContext, side: Side, sources: list[list[int]], targets: list[list[int]]) -> Finding:
+    batch = _pairs(sources, targets, side)
+    assert batch.source is not None
+    after = batch.replace(source=context.fresh(batch.source, ~batch.source.token_mask))
     return _unmoved(
-        bench,
+        context,
         f"other ids in {side} pads",
-        request,
+        batch,
         after,
-        torch.ones_like(request.real),
+        torch.ones_like(batch.token_mask),
         "the ids of the source's pads",
     )
 
 
-def _mates(bench: Bench, sources: list[list[int]], targets: list[list[int]]) -> Finding:
-    request = _pairs(sources, targets, "right")
-    assert request.source is not None
-    others_BS, mine_BT = request.source.real.clone(), torch.zeros_like(request.real)
+def _mates(context: AuditContext, sources: list[list[int]], targets: list[list[int]]) -> Finding:
+    batch = _pairs(sources, targets, "right")
+    assert batch.source is not None
+    others_BS, mine_BT = batch.source.token_mask.clone(), torch.zeros_like(batch.token_mask)
     others_BS[1], mine_BT[1] = False, True
-    after = request.with_source(bench.fresh(request.source, others_BS))
-    return _unmoved(bench, "sources of other rows", request, after, mine_BT, "the sources of other rows")
+    after = batch.replace(source=context.fresh(batch.source, others_BS))
+    return _unmoved(context, "sources of other rows", batch, after, mine_BT, "the sources of other rows")
 
 
-def _unmoved(bench: Bench, case: str, before: Request, after: Request, watched_BT: Tensor, what: str) -> Finding:
+def _unmoved(context: AuditContext, case: str, before: Batch, after: Batch, watched_BT: Tensor, what: str) -> Finding:
     place = at(f"the output at {{query}} moves with {what}")
-    return not_moved(bench, NAME, case, before, after, watched_BT, good=f"{what} move nothing", place=place)
+    return not_moved(context, NAME, case, before, after, watched_BT, good=f"{what} move nothing", place=place)
 
 
 CHECK = Check(

@@ -11,132 +11,136 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _NormBase
 
 from pellucid.audits.checks.check import Check
-from pellucid.audits.method.bench import Bench
-from pellucid.audits.method.care import left_as_found
-from pellucid.audits.method.copies import NoDropout, copied, module_of, reseeded, set_dropout
-from pellucid.audits.method.gradients import first_difference, gradients
-from pellucid.audits.method.judge import at, finding, judge, unless_refused
-from pellucid.audits.method.measure import Reading, Run, moved, scale_of
-from pellucid.audits.method.rows import rows_of
+from pellucid.audits.engine.context import AuditContext
+from pellucid.audits.engine.decision import at, finding, judge, skip_if_unsupported
+from pellucid.audits.engine.deviation import Deviation, TargetRun, logit_scale, max_abs_diff
+from pellucid.audits.engine.gradients import first_difference, gradients
+from pellucid.audits.engine.module_copies import NoDropout, deep_copy, module_of, reseeded, set_dropout
+from pellucid.audits.engine.preserve_state import preserve_state
+from pellucid.audits.engine.row_layouts import rows_of
+from pellucid.batch import Batch
 from pellucid.errors import UnsupportedError, one_line
-from pellucid.probe import Request
-from pellucid.records import Finding, Where
+from pellucid.records import Finding, Location
 
 NAME = "modes"
 _WRONG = "the token in slot {query} answers otherwise "
-Ask = Callable[[Run, Request], Tensor]
+Ask = Callable[[TargetRun, Batch], Tensor]
 
 
-def run(bench: Bench) -> Iterator[Finding]:
+def run(context: AuditContext) -> Iterator[Finding]:
     """Every mode against eval with gradients on, for full rows and for padded ones."""
-    quiet = _Quiet(bench)
+    quiet = _Quiet(context)
     try:
-        _graded(bench.native, Request.from_rows([bench.tokens(5)]))
+        _graded(context.native, Batch.from_rows([context.tokens(5)]))
     except RuntimeError as error:
         yield Finding(NAME, "not_applicable", f"it cannot be asked with gradients on: {one_line(error)}")
         return
-    for layout, request in _layouts(bench):
-        yield from _modes(bench, quiet, layout, request)
+    for layout, batch in _layouts(context):
+        yield from _modes(context, quiet, layout, batch)
 
 
-def _modes(bench: Bench, quiet: _Quiet, layout: str, request: Request) -> Iterator[Finding]:
-    yield _same(bench, f"no_grad, {layout}", request, Run.logits, "without gradients", _graded)
+def _modes(context: AuditContext, quiet: _Quiet, layout: str, batch: Batch) -> Iterator[Finding]:
+    yield _same(context, f"no_grad, {layout}", batch, TargetRun.logits, "without gradients", _graded)
     asks = {"inference mode": _inference, "train": _train}
-    if bench.can("checkpointing"):
+    if context.can("checkpointing"):
         asks["checkpointing"] = _checkpointing
     for name, ask in asks.items():
         case = f"{name}, {layout}"
-        yield unless_refused(NAME, case, partial(ask, bench, quiet, case, request))
+        yield skip_if_unsupported(NAME, case, partial(ask, context, quiet, case, batch))
 
 
-def _layouts(bench: Bench) -> Iterator[tuple[str, Request]]:
-    yield "full rows", Request.from_rows([bench.tokens(5) for _ in range(3)])
-    if bench.can("padding"):
-        side = bench.probe.sides[0]
-        yield f"{side} padding", Request.from_rows(rows_of(bench), side=side)
+def _layouts(context: AuditContext) -> Iterator[tuple[str, Batch]]:
+    yield "full rows", Batch.from_rows([context.tokens(5) for _ in range(3)])
+    if context.can("padding"):
+        side = context.probe.sides[0]
+        yield f"{side} padding", Batch.from_rows(rows_of(context), side=side)
 
 
 class _Quiet:
     """Copies of every run in which nothing is dropped, made when first asked for, and their answers in eval mode."""
 
-    def __init__(self, bench: Bench) -> None:
-        self.bench = bench
-        self._made: dict[int, Run] = {}
+    def __init__(self, context: AuditContext) -> None:
+        self.context = context
+        self._made: dict[int, TargetRun] = {}
         self._graded: dict[tuple[int, int], Tensor] = {}
 
-    def __call__(self, run: Run) -> Run:
+    def __call__(self, run: TargetRun) -> TargetRun:
         if id(run) not in self._made:
-            twin = copied(run)
+            twin = deep_copy(run)
             set_dropout(module_of(twin), lambda _: 0.0)
             self._made[id(run)] = twin
         return self._made[id(run)]
 
-    def graded(self, run: Run, request: Request) -> Tensor:
+    def graded(self, run: TargetRun, batch: Batch) -> Tensor:
         """What all others are compared with, asked once."""
-        key = (id(run), id(request))
+        key = (id(run), id(batch))
         if key not in self._graded:
-            self._graded[key] = _graded(self(run), request).clone()
+            self._graded[key] = _graded(self(run), batch).clone()
         return self._graded[key]
 
 
-def _graded(run: Run, request: Request) -> Tensor:
+def _graded(run: TargetRun, batch: Batch) -> Tensor:
     """The answer in eval mode with gradients on: what all others are compared with."""
-    return run.differentiable(request).detach().cpu()
+    return run.differentiable(batch).detach().cpu()
 
 
-def _same(bench: Bench, case: str, request: Request, ask: Ask, how: str, want: Ask) -> Finding:
-    def measure(run: Run) -> Reading:
-        return _reading(run, want(run, request), ask(run, request), request)
+def _same(context: AuditContext, case: str, batch: Batch, ask: Ask, how: str, want: Ask) -> Finding:
+    def measure(run: TargetRun) -> Deviation:
+        return _reading(run, want(run, batch), ask(run, batch), batch)
 
-    return finding(bench, NAME, case, bench.read(measure), bits=False, good=_good(how), place=at(_WRONG + how))
+    return finding(context, NAME, case, context.read(measure), bits=False, good=_good(how), place=at(_WRONG + how))
 
 
 def _good(how: str) -> str:
     return f"real tokens answer {how} as they do in eval mode with gradients on"
 
 
-def _reading(run: Run, want_BTV: Tensor, got_BTV: Tensor, request: Request) -> Reading:
-    return Reading(run, torch.where(request.real, moved(want_BTV, got_BTV), 0.0), scale_of(want_BTV[request.real]))
+def _reading(run: TargetRun, want_BTV: Tensor, got_BTV: Tensor, batch: Batch) -> Deviation:
+    return Deviation(
+        run,
+        torch.where(batch.token_mask, max_abs_diff(want_BTV, got_BTV), 0.0),
+        logit_scale(want_BTV[batch.token_mask]),
+    )
 
 
-def _inference(bench: Bench, quiet: _Quiet, case: str, request: Request) -> Finding:
+def _inference(context: AuditContext, quiet: _Quiet, case: str, batch: Batch) -> Finding:
     """On a copy: a table that is built on the way must not stay an inference tensor in the target."""
 
-    copies = bench.probe.module is not None
+    copies = context.probe.module is not None
 
-    def ask(run: Run, asked: Request) -> Tensor:
+    def ask(run: TargetRun, asked: Batch) -> Tensor:
         with torch.inference_mode():
             return (quiet(run) if copies else run).differentiable(asked).cpu().clone()
 
-    return _same(bench, case, request, ask, "in inference mode", quiet.graded if copies else _graded)
+    return _same(context, case, batch, ask, "in inference mode", quiet.graded if copies else _graded)
 
 
-def _train(bench: Bench, quiet: _Quiet, case: str, request: Request) -> Finding:
+def _train(context: AuditContext, quiet: _Quiet, case: str, batch: Batch) -> Finding:
     """Train mode with every dropout at 0; where that differs, say whether noise or batch statistics do it."""
     how = "in train mode with dropout 0"
 
-    def read(frozen: bool = False) -> list[Reading]:
-        return [_reading(r, quiet.graded(r, request), _trained(quiet(r), request, frozen), request) for r in runs]
+    def read(frozen: bool = False) -> list[Deviation]:
+        return [_reading(r, quiet.graded(r, batch), _trained(quiet(r), batch, frozen), batch) for r in runs]
 
-    runs = bench.runs
+    runs = context.runs
     readings = read()
-    verdict = judge(bench, readings, bits=False)
+    verdict = judge(context, readings, bits=False)
     if verdict.status != "pass":
-        first, second = (_trained(quiet(runs[0]), request, seed=seed) for seed in (1, 2))
+        first, second = (_trained(quiet(runs[0]), batch, seed=seed) for seed in (1, 2))
         if not torch.equal(first, second):
             raise UnsupportedError("in train mode it draws random numbers that no probability of 0 switches off")
-        learns = _learns(quiet(runs[0]), request)
+        learns = _learns(quiet(runs[0]), batch)
         norms = [m for m in module_of(quiet(runs[0])).modules() if isinstance(m, _NormBase)]
-        if norms and judge(bench, read(frozen=True), bits=False).status == "pass":
+        if norms and judge(context, read(frozen=True), bits=False).status == "pass":
             said = f"in train mode {type(norms[0]).__name__} takes its statistics over the batch: rows are coupled"
-            return Finding(NAME, "fragile", said, case, Where(*verdict.first), verdict.size, verdict.decided)
+            return Finding(NAME, "fragile", said, case, Location(*verdict.first), verdict.size, verdict.decided)
         if learns and not norms:
             said = f"in train mode every request changes {learns}, so its answers differ from those of eval mode"
-            return Finding(NAME, "fragile", said, case, Where(*verdict.first), verdict.size, verdict.decided)
-    return finding(bench, NAME, case, readings, bits=False, good=_good(how), place=at(_WRONG + how))
+            return Finding(NAME, "fragile", said, case, Location(*verdict.first), verdict.size, verdict.decided)
+    return finding(context, NAME, case, readings, bits=False, good=_good(how), place=at(_WRONG + how))
 
 
-def _training(run: Run, seed: int = 0, frozen: bool = False) -> AbstractContextManager[object]:
+def _training(run: TargetRun, seed: int = 0, frozen: bool = False) -> AbstractContextManager[object]:
     """Switches a copy to train mode; dropout is off. ``frozen``: its norms over the batch stay in eval mode."""
     module = module_of(run)
     module.train()
@@ -147,47 +151,47 @@ def _training(run: Run, seed: int = 0, frozen: bool = False) -> AbstractContextM
     return NoDropout() if not isinstance(module, torch.jit.ScriptModule) else nullcontext()
 
 
-def _trained(run: Run, request: Request, frozen: bool = False, seed: int = 0) -> Tensor:
-    with left_as_found(module_of(run), weights=False), _training(run, seed, frozen):
+def _trained(run: TargetRun, batch: Batch, frozen: bool = False, seed: int = 0) -> Tensor:
+    with preserve_state(module_of(run), weights=False), _training(run, seed, frozen):
         try:
-            return _graded(run, request)
+            return _graded(run, batch)
         except Exception as error:
             raise UnsupportedError(f"in train mode it raises {type(error).__name__}: {one_line(error)}") from error
 
 
-def _learns(run: Run, request: Request) -> str | None:
+def _learns(run: TargetRun, batch: Batch) -> str | None:
     """The first buffer that a request in train mode changes."""
     module = module_of(run)
-    with left_as_found(module, weights=False):
+    with preserve_state(module, weights=False):
         before = {name: buffer.clone() for name, buffer in module.named_buffers()}
         with _training(run):
-            _graded(run, request)
+            _graded(run, batch)
         after = dict(module.named_buffers())
         return next((n for n, held in before.items() if not torch.equal(held, after.get(n, held))), None)
 
 
-def _checkpointing(bench: Bench, quiet: _Quiet, case: str, request: Request) -> Finding:
+def _checkpointing(context: AuditContext, quiet: _Quiet, case: str, batch: Batch) -> Finding:
     """Outputs and the gradient of every weight, with and without recomputing activations."""
 
-    def measure(run: Run) -> Reading:
+    def measure(run: TargetRun) -> Deviation:
         twin = quiet(run)
         answers = []
         for recomputed in (nullcontext, twin.probe.checkpointing):
-            with left_as_found(module_of(twin), weights=False), _training(twin), recomputed():
-                decides = run is bench.runs[-1]
-                answers.append(gradients(bench, twin, request) if decides else (_graded(twin, request), {}))
+            with preserve_state(module_of(twin), weights=False), _training(twin), recomputed():
+                decides = run is context.runs[-1]
+                answers.append(gradients(context, twin, batch) if decides else (_graded(twin, batch), {}))
         (want, expected), (got, found) = answers
         spoilt.append(first_difference(run, expected, found))
-        return _reading(run, want, got, request)
+        return _reading(run, want, got, batch)
 
     spoilt: list[tuple[str, float] | None] = []
     how = "when activations are recomputed"
-    result = finding(bench, NAME, case, bench.read(measure), bits=False, good=_good(how), place=at(_WRONG + how))
+    result = finding(context, NAME, case, context.read(measure), bits=False, good=_good(how), place=at(_WRONG + how))
     if result.failed or spoilt[-1] is None:
         return result
     name, size = spoilt[-1]
     message = f"the gradient of {name} is another one when activations are recomputed, although the outputs agree"
-    return Finding(NAME, "leak", message, case, Where(0), size, "beyond rounding of the same sum")
+    return Finding(NAME, "leak", message, case, Location(0), size, "beyond rounding of the same sum")
 
 
 CHECK = Check(NAME, "Do train without dropout, eval, no_grad, inference mode and checkpointing agree?", run, length=5)

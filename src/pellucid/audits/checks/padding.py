@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from pellucid.audits.checks.check import Check
-from pellucid.audits.method.bench import Bench
-from pellucid.audits.method.gradients import embedding_gradient, first_not_finite, gradients_of, weights_of
-from pellucid.audits.method.judge import Index, finding, unless_no_gradient
-from pellucid.audits.method.measure import Reading, Run, moved, scale_of
-from pellucid.audits.method.rows import Change, as_alone, culprit, not_moved, rows_of, unmoved
-from pellucid.probe import Request, Side
-from pellucid.records import Finding, Where
+from pellucid.audits.engine.context import AuditContext
+from pellucid.audits.engine.decision import Index, finding, skip_if_no_gradient
+from pellucid.audits.engine.deviation import Deviation, TargetRun, logit_scale, max_abs_diff
+from pellucid.audits.engine.gradients import embedding_gradient, first_not_finite, gradients_of, weights_of
+from pellucid.audits.engine.row_layouts import Change, as_alone, find_cause, not_moved, rows_of, unmoved
+from pellucid.batch import Batch, Side
+from pellucid.records import Finding, Location
 
 NAME = "padding"
 LAYOUTS: tuple[tuple[str, Side, int], ...] = (
@@ -29,40 +29,40 @@ LAYOUTS: tuple[tuple[str, Side, int], ...] = (
 )
 
 
-def run(bench: Bench) -> Iterator[Finding]:
+def run(context: AuditContext) -> Iterator[Finding]:
     """Rows of three lengths, padded in every way, against each row alone."""
-    rows = rows_of(bench)
-    sides = bench.probe.sides
-    shifted = getattr(bench.probe, "shifted", ())
+    rows = rows_of(context)
+    sides = context.probe.sides
+    shifted = getattr(context.probe, "position_shifting_sides", ())
     left_out: list[Side] = [side for side in ("right", "left", "both") if side not in (*sides, *shifted)]
     if left_out:
-        yield Finding(NAME, "not_applicable", _unpadded(bench, left_out), " and ".join(left_out))
+        yield Finding(NAME, "not_applicable", _unpadded(context, left_out), " and ".join(left_out))
     for case, side, length in LAYOUTS:
         if side not in sides:
             continue
-        yield _against_alone(bench, case, rows, Request.from_rows(rows, side=side, length=length))
+        yield _against_alone(context, case, rows, Batch.from_rows(rows, side=side, length=length))
     if "left" in shifted:
-        yield _shifting(bench, rows)
-    for side in bench.hiding_sides:
-        request = Request.from_rows(rows, side=side, length=8)
-        yield _other_ids(bench, f"other ids in {side} pads", request)
-        if bench.can("embeddings"):
-            yield _huge(bench, f"1e4 in {side} pads", request)
+        yield _shifting(context, rows)
+    for side in context.hiding_sides:
+        batch = Batch.from_rows(rows, side=side, length=8)
+        yield _other_ids(context, f"other ids in {side} pads", batch)
+        if context.can("embeddings"):
+            yield _huge(context, f"1e4 in {side} pads", batch)
             for ask, case in ((_not_finite, f"NaN in {side} pads"), (_gradient, f"gradient to {side} pads")):
-                yield unless_no_gradient(NAME, case, partial(ask, bench, case, request))
+                yield skip_if_no_gradient(NAME, case, partial(ask, context, case, batch))
 
 
-def _unpadded(bench: Bench, sides: list[Side]) -> str:
+def _unpadded(context: AuditContext, sides: list[Side]) -> str:
     """Why it is not asked on these sides: what it raised, or that it says so."""
-    raised = getattr(bench.probe, "refused", {})
+    raised = getattr(context.probe, "refused", {})
     said = next((f": it raises {raised[side]}" for side in sides if side in raised), "")
-    return f"{bench.probe.name} is not padded on these sides: {', '.join(sides)}{said}"
+    return f"{context.probe.name} is not padded on these sides: {', '.join(sides)}{said}"
 
 
-def _shifting(bench: Bench, rows: list[list[int]]) -> Finding:
+def _shifting(context: AuditContext, rows: list[list[int]]) -> Finding:
     """Padding on the left of a target that counts slots, and cannot be told positions: nobody can make it right."""
-    allowed, case = bench.probe.shift_allowed, "left"
-    found = _against_alone(bench, case, rows, Request.from_rows(rows, side="left", length=5))
+    allowed, case = context.probe.shift_allowed, "left"
+    found = _against_alone(context, case, rows, Batch.from_rows(rows, side="left", length=5))
     if found.status == "pass":
         return found
     way_out = (
@@ -73,79 +73,79 @@ def _shifting(bench: Bench, rows: list[list[int]]) -> Finding:
     return replace(found, status="fragile" if allowed else "leak", message=message)
 
 
-def _against_alone(bench: Bench, case: str, rows: list[list[int]], request: Request) -> Finding:
-    def place(run: Run, index: Index) -> tuple[Where, str]:
-        where = _pad_that_moves(bench, run, request, *index)
+def _against_alone(context: AuditContext, case: str, rows: list[list[int]], batch: Batch) -> Finding:
+    def place(run: TargetRun, index: Index) -> tuple[Location, str]:
+        where = _pad_that_moves(context, run, batch, *index)
         cause = (
             f"token id of the pad in slot {where.key} moves it" if where.key is not None
             else "no pad's content moves it, so its position or the number of slots does"
         )  # fmt: skip
         return where, f"the token in slot {where.query} answers otherwise than alone; {cause}"
 
-    return as_alone(bench, NAME, case, request, rows, good="real tokens answer as they do alone", place=place)
+    return as_alone(context, NAME, case, batch, rows, good="real tokens answer as they do alone", place=place)
 
 
-def _pads(request: Request, row: int) -> list[Change]:
+def _pads(batch: Batch, row: int) -> list[Change]:
     """All padded slots, those of ``row`` first."""
-    pads = [(r, s) for r, s in (request.segments == 0).nonzero().tolist()]
+    pads = [(r, s) for r, s in (batch.segments == 0).nonzero().tolist()]
     return sorted(pads, key=lambda pad: (pad[0] != row, pad))
 
 
-def _pad_that_moves(bench: Bench, run: Run, request: Request, row: int, query: int) -> Where:
-    found = culprit(bench, run, request, row, query, _pads(request, row))
+def _pad_that_moves(context: AuditContext, run: TargetRun, batch: Batch, row: int, query: int) -> Location:
+    found = find_cause(context, run, batch, row, query, _pads(batch, row))
     if found is None:
-        return Where(row, query)
-    return Where(row, query, found[1], None if found[0] == row else found[0])
+        return Location(row, query)
+    return Location(row, query, found[1], None if found[0] == row else found[0])
 
 
-def _other_ids(bench: Bench, case: str, request: Request) -> Finding:
-    after = bench.fresh(request, ~request.real)
+def _other_ids(context: AuditContext, case: str, batch: Batch) -> Finding:
+    after = context.fresh(batch, ~batch.token_mask)
 
-    def place(run: Run, index: Index) -> tuple[Where, str]:
-        where = _pad_that_moves(bench, run, request, *index)
+    def place(run: TargetRun, index: Index) -> tuple[Location, str]:
+        where = _pad_that_moves(context, run, batch, *index)
         return where, f"the token in slot {where.query} moves with the ids of the pads"
 
-    return not_moved(bench, NAME, case, request, after, request.real, good="ids in pads move nothing", place=place)
+    return not_moved(context, NAME, case, batch, after, batch.token_mask, good="ids in pads move nothing", place=place)
 
 
-def _filled(run: Run, request: Request, value: float, where_BT: Tensor) -> Request:
-    embeddings = run.embed(request)
-    return request.with_embeddings(torch.where(where_BT[:, :, None].to(embeddings.device), value, embeddings))
+def _filled(run: TargetRun, batch: Batch, value: float, where_BT: Tensor) -> Batch:
+    embeddings = run.embed(batch)
+    return batch.replace(inputs_embeds=torch.where(where_BT[:, :, None].to(embeddings.device), value, embeddings))
 
 
-def _huge(bench: Bench, case: str, request: Request) -> Finding:
-    def measure(run: Run) -> Reading:
-        nothing = torch.zeros_like(request.real)
+def _huge(context: AuditContext, case: str, batch: Batch) -> Finding:
+    def measure(run: TargetRun) -> Deviation:
+        nothing = torch.zeros_like(batch.token_mask)
         return unmoved(
-            run, _filled(run, request, 0.0, nothing), _filled(run, request, 1e4, ~request.real), request.real
+            run, _filled(run, batch, 0.0, nothing), _filled(run, batch, 1e4, ~batch.token_mask), batch.token_mask
         )
 
-    def place(run: Run, index: Index) -> tuple[Where, str]:
+    def place(run: TargetRun, index: Index) -> tuple[Location, str]:
         row, query = index
-        before = run.logits(request)[row, query]
-        for pad_row, pad in _pads(request, row):
-            one = torch.zeros_like(request.real)
+        before = run.logits(batch)[row, query]
+        for pad_row, pad in _pads(batch, row):
+            one = torch.zeros_like(batch.token_mask)
             one[pad_row, pad] = True
-            if float(moved(before, run.logits(_filled(run, request, 1e4, one))[row, query])) > 1e-12:
-                where = Where(row, query, pad, None if pad_row == row else pad_row)
+            if float(max_abs_diff(before, run.logits(_filled(run, batch, 1e4, one))[row, query])) > 1e-12:
+                where = Location(row, query, pad, None if pad_row == row else pad_row)
                 return where, f"the token in slot {query} moves when the pad's embedding is 1e4"
-        return Where(row, query), f"the token in slot {query} moves when the pads' embeddings are 1e4"
+        return Location(row, query), f"the token in slot {query} moves when the pads' embeddings are 1e4"
 
     good = "pads whose embeddings are 1e4 move nothing"
-    return finding(bench, NAME, case, bench.read(measure), bits=True, good=good, place=place)
+    return finding(context, NAME, case, context.read(measure), bits=True, good=good, place=place)
 
 
-def _not_finite(bench: Bench, case: str, request: Request) -> Finding:
+def _not_finite(context: AuditContext, case: str, batch: Batch) -> Finding:
     """NaN and infinity in pads: outputs may not move, gradients of the weights must stay finite."""
-    run, real_BT = bench.native, request.real
-    before = run.differentiable(request).detach().cpu()
+    run, real_BT = context.native, batch.token_mask
+    before = run.differentiable(batch).detach().cpu()
     for value in (math.nan, math.inf):
-        logits = run.differentiable(_filled(run, request, value, ~real_BT))
-        sizes_BT = torch.where(real_BT, moved(before, logits.detach().cpu()), 0.0)
+        logits = run.differentiable(_filled(run, batch, value, ~real_BT))
+        sizes_BT = torch.where(real_BT, max_abs_diff(before, logits.detach().cpu()), 0.0)
         if bool(sizes_BT.any()):
             row, query = sizes_BT.nonzero()[0].tolist()
             message = f"the token in slot {query} moves when pads hold {value}: 0 · {value} is not 0"
-            return Finding(NAME, "fragile", message, case, Where(row, query), float(sizes_BT.max()))
+            return Finding(NAME, "fragile", message, case, Location(row, query), float(sizes_BT.max()))
         spoilt = _spoilt_weights(run, logits, real_BT)
         if spoilt:
             message = f"with {value} in pads the gradient of {spoilt} is not finite, although no output moves"
@@ -153,7 +153,7 @@ def _not_finite(bench: Bench, case: str, request: Request) -> Finding:
     return Finding(NAME, "pass", "NaN and infinity in pads move nothing, and gradients stay finite", case, size=0.0)
 
 
-def _spoilt_weights(run: Run, logits: Tensor, real_BT: Tensor) -> str | None:
+def _spoilt_weights(run: TargetRun, logits: Tensor, real_BT: Tensor) -> str | None:
     """The first parameter whose gradient from the real tokens is not finite."""
     named = weights_of(run)
     if not named:
@@ -161,16 +161,18 @@ def _spoilt_weights(run: Run, logits: Tensor, real_BT: Tensor) -> str | None:
     return first_not_finite(gradients_of(logits[real_BT.to(logits.device)].sum(), named))
 
 
-def _gradient(bench: Bench, case: str, request: Request) -> Finding:
-    grad_BTD = embedding_gradient(bench, bench.runs[-1], request)
+def _gradient(context: AuditContext, case: str, batch: Batch) -> Finding:
+    grad_BTD = embedding_gradient(context, context.runs[-1], batch)
     assert grad_BTD is not None
-    sizes_BT = torch.where(request.real, 0.0, grad_BTD.abs().amax(-1).cpu())
+    sizes_BT = torch.where(batch.token_mask, 0.0, grad_BTD.abs().amax(-1).cpu())
     size = float(sizes_BT.max())
-    if size <= 1e-12 * scale_of(grad_BTD):
+    if size <= 1e-12 * logit_scale(grad_BTD):
         return Finding(NAME, "pass", "no gradient flows into pads", case, size=size)
     row, pad = sizes_BT.nonzero()[0].tolist()
     message = f"a gradient flows from real tokens into the pad in slot {pad}"
-    return Finding(NAME, "leak", message, case, Where(row, None, pad), size, "a gradient is a move by a small change")
+    return Finding(
+        NAME, "leak", message, case, Location(row, None, pad), size, "a gradient is a move by a small change"
+    )
 
 
 CHECK = Check(

@@ -8,32 +8,34 @@ from torch import Tensor
 
 from pellucid.audits.checks.check import Check
 from pellucid.audits.checks.future import ahead_of
-from pellucid.audits.method.alone import held_alone, layers_alone
-from pellucid.audits.method.bench import Bench
-from pellucid.audits.method.flow import MeasuredFlow, flow_of, kept
-from pellucid.audits.method.layers import first_broken_layer, layer_names
-from pellucid.records import Finding, Where
+from pellucid.audits.engine.context import AuditContext
+from pellucid.audits.engine.influence import InfluenceMatrix, assert_no_influence, flow_of
+from pellucid.audits.engine.layer_isolation import held_alone, layers_alone
+from pellucid.audits.engine.layers import first_broken_layer, layer_names
+from pellucid.records import Finding, Location
 
 NAME = "prefix"
 
 
-def run(bench: Bench) -> Iterator[Finding]:
+def run(context: AuditContext) -> Iterator[Finding]:
     """Change one token at a time and watch the queries that may look ahead."""
-    if all(rule.lookahead == 0 for rule in bench.probe.rules):
+    if all(rule.lookahead == 0 for rule in context.probe.rules):
         yield Finding(NAME, "not_applicable", "no declared rule lets a token look ahead")
         return
-    flow = flow_of(bench)
+    flow = flow_of(context)
     looks_TT = ahead_of(flow.may) & flow.may
     looking_T = looks_TT.any(1)
     near_TT = ahead_of(flow.may) & looking_T[:, None]
-    yield kept(bench, flow, near_TT, NAME, "no further", lambda q, k: first_broken_layer(bench, flow.row, q, k))
-    yield _all_of_it(bench, flow, looks_TT)
-    if bench.probe.declared and layer_names(bench):
+    yield assert_no_influence(
+        context, flow, near_TT, NAME, "no further", lambda q, k: first_broken_layer(context, flow.row, q, k)
+    )
+    yield _all_of_it(context, flow, looks_TT)
+    if context.probe.rules_declared and layer_names(context):
         good = "each layer, looked at alone, sees all that is ahead and that its rule shows, and nothing else"
-        yield held_alone(bench, lambda: layers_alone(bench), ahead_of, NAME, "each layer", good)
+        yield held_alone(context, lambda: layers_alone(context), ahead_of, NAME, "each layer", good)
 
 
-def _all_of_it(bench: Bench, flow: MeasuredFlow, looks_TT: Tensor) -> Finding:
+def _all_of_it(context: AuditContext, flow: InfluenceMatrix, looks_TT: Tensor) -> Finding:
     case = "all of it"
     unseen = (flow.unseen & looks_TT).nonzero().tolist()
     if not unseen:
@@ -41,7 +43,9 @@ def _all_of_it(bench: Bench, flow: MeasuredFlow, looks_TT: Tensor) -> Finding:
         return Finding(NAME, "pass", f"{pairs} tokens ahead that may be seen are seen", case, size=0.0)
     query, key = unseen[0]
     message = f"query {query} may see token {key}, {key - query} ahead, but changing it moves nothing"
-    return Finding(NAME, bench.status_of_unseen, message, case, Where(0, query, key), 0.0, "no bit of its output moved")
+    return Finding(
+        NAME, context.status_of_unseen, message, case, Location(0, query, key), 0.0, "no bit of its output moved"
+    )
 
 
 CHECK = Check(

@@ -4,60 +4,60 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pellucid.audits.checks.check import Check
-from pellucid.audits.method.arguments import watched, ways_to_hand_over
-from pellucid.audits.method.bench import Bench
-from pellucid.audits.method.care import left_as_found
-from pellucid.audits.method.copies import copied, reseeded
-from pellucid.audits.method.held import Leaves, changed, held_by, hooks_of
-from pellucid.audits.method.judge import unless_refused
-from pellucid.audits.method.measure import moved
-from pellucid.audits.method.rows import rows_of
-from pellucid.audits.method.world import put_back, random_states, switches
+from pellucid.audits.engine.argument_mutation import watched, ways_to_hand_over
+from pellucid.audits.engine.attribute_snapshot import Leaves, changed, hooks_of, snapshot_attributes
+from pellucid.audits.engine.context import AuditContext
+from pellucid.audits.engine.decision import skip_if_unsupported
+from pellucid.audits.engine.deviation import max_abs_diff
+from pellucid.audits.engine.global_state import put_back, random_states, switches
+from pellucid.audits.engine.module_copies import deep_copy, reseeded
+from pellucid.audits.engine.preserve_state import preserve_state
+from pellucid.audits.engine.row_layouts import rows_of
+from pellucid.batch import Batch
 from pellucid.errors import one_line
-from pellucid.probe import Request
-from pellucid.records import Finding, Where
+from pellucid.records import Finding, Location
 
 NAME = "trace"
 _FIRST = "first request"
-Ask = Callable[[Request], Any]
+Ask = Callable[[Batch], Any]
 
 
-def run(bench: Bench) -> Iterator[Finding]:
+def run(context: AuditContext) -> Iterator[Finding]:
     """Look at everything before and after, over every way in that the target has."""
-    request = _request(bench)
-    other = bench.fresh(request)
-    if bench.probe.module is not None:
-        yield unless_refused(NAME, _FIRST, lambda: _first_request_decides(bench))
-    for case, ask in _ways_in(bench):
-        given = (each.with_targets(each.real) if case == "loss" else each for each in (request, other))
-        left = list(_traces(bench, case, ask, *given))
+    batch = _request(context)
+    other = context.fresh(batch)
+    if context.probe.module is not None:
+        yield skip_if_unsupported(NAME, _FIRST, lambda: _first_request_decides(context))
+    for case, ask in _ways_in(context):
+        given = (each.replace(target_mask=each.token_mask) if case == "loss" else each for each in (batch, other))
+        left = list(_traces(context, case, ask, *given))
         good = "weights, attributes, flags, switches, random numbers and the caller's tensors are what they were"
         yield from left or [Finding(NAME, "pass", good, case)]
-    if bench.probe.module is not None:
-        yield _handed_over(bench, request)
-    yield _with_gradients(bench, request)
-    yield _kept_answer(bench, request, other)
+    if context.probe.module is not None:
+        yield _handed_over(context, batch)
+    yield _with_gradients(context, batch)
+    yield _kept_answer(context, batch, other)
 
 
-def _request(bench: Bench) -> Request:
-    lengths = (3, 5, 1) if bench.can("padding") else (5, 5, 5)
-    return Request.from_rows(rows_of(bench, lengths), side=bench.probe.sides[0])
+def _request(context: AuditContext) -> Batch:
+    lengths = (3, 5, 1) if context.can("padding") else (5, 5, 5)
+    return Batch.from_rows(rows_of(context, lengths), side=context.probe.sides[0])
 
 
-def _ways_in(bench: Bench) -> Iterator[tuple[str, Ask]]:
-    probe = bench.probe
+def _ways_in(context: AuditContext) -> Iterator[tuple[str, Ask]]:
+    probe = context.probe
     yield "logits", probe.logits
-    if bench.can("loss"):
+    if context.can("loss"):
         yield "loss", probe.loss
-    if bench.can("cache"):
-        yield "cache", lambda request: probe.extend(request, probe.new_cache(*request.shape))
+    if context.can("cache"):
+        yield "cache", lambda batch: probe.extend(batch, probe.new_cache(*batch.shape))
 
 
 @dataclass
@@ -81,16 +81,16 @@ class _Seen:
             [(name, part.training) for name, part in module.named_modules()],
             [(name, weight.requires_grad) for name, weight in module.named_parameters()],
             hooks_of(module),
-            held_by(module),
+            snapshot_attributes(module),
         )
 
 
-def _traces(bench: Bench, case: str, ask: Ask, request: Request, other: Request) -> Iterator[Finding]:
+def _traces(context: AuditContext, case: str, ask: Ask, batch: Batch, other: Batch) -> Iterator[Finding]:
     """Ask for one thing, for another of its shape, for the first again: what stays may depend on the shape only."""
-    module = bench.probe.module
+    module = context.probe.module
     if module is not None:
         module.eval()  # an earlier request may have woken a part
-    kept_request, asked = (bench.native.placed(request) for _ in range(2))
+    kept_request, asked = (context.native.placed(batch) for _ in range(2))
     before, drawn = _Seen.now(module), random_states()
     with torch.no_grad():
         kept = switches()
@@ -99,8 +99,8 @@ def _traces(bench: Bench, case: str, ask: Ask, request: Request, other: Request)
         switched = put_back(kept)
         random_names = [name for name, state in random_states().items() if state != drawn.get(name)]
         moments = [_Seen.now(module)]
-        for again in (other, request):
-            ask(bench.native.placed(again))
+        for again in (other, batch):
+            ask(context.native.placed(again))
             put_back(kept)
             moments.append(_Seen.now(module))
     yield from _of_tensors(case, before, moments)
@@ -109,7 +109,7 @@ def _traces(bench: Bench, case: str, ask: Ask, request: Request, other: Request)
     for name in switched:
         yield Finding(NAME, "leak", f"answering changes {name} for everyone", case)
     if random_names:
-        yield _drawn(bench, case, request, random_names)
+        yield _drawn(context, case, batch, random_names)
     into_request = list(_writes(case, kept_request, asked))
     yield from into_request
     if written and not into_request:
@@ -163,13 +163,13 @@ def _and_more(names: list[str]) -> str:
     return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
 
 
-def _drawn(bench: Bench, case: str, request: Request, names: list[str]) -> Finding:
+def _drawn(context: AuditContext, case: str, batch: Batch, names: list[str]) -> Finding:
     """Numbers that are drawn and not used move the caller's generator only."""
     answers = []
-    with left_as_found(bench.probe.module):
+    with preserve_state(context.probe.module):
         for seed in (*range(1, 9), 1):
             reseeded(seed)
-            answers.append(bench.native.logits(request).clone())
+            answers.append(context.native.logits(batch).clone())
     first, *others, again = answers
     used = torch.equal(first, again) and not all(torch.equal(first, other) for other in others)
     message = f"answering in eval mode draws random numbers ({', '.join(names)})"
@@ -177,15 +177,15 @@ def _drawn(bench: Bench, case: str, request: Request, names: list[str]) -> Findi
     return Finding(NAME, "leak" if used else "fragile", f"{message}, {said}", case)
 
 
-def _writes(case: str, kept: Request, asked: Request) -> Iterator[Finding]:
+def _writes(case: str, kept: Batch, asked: Batch) -> Iterator[Finding]:
     """Into the tensors that the caller handed over, those of a source too."""
-    for name, value in vars(kept).items():
-        after = getattr(asked, name)
-        if isinstance(value, Request):
+    for name in (each.name for each in fields(Batch)):
+        value, after = getattr(kept, name), getattr(asked, name)
+        if isinstance(value, Batch):
             yield from _writes(f"{case}, {name}", value, after)
         elif isinstance(value, Tensor) and not torch.equal(value, after):
             row, slot = (value != after).nonzero()[0].tolist()[:2]
-            yield Finding(NAME, "leak", f"answering writes into the caller's {name}", case, Where(row, slot))
+            yield Finding(NAME, "leak", f"answering writes into the caller's {name}", case, Location(row, slot))
 
 
 def _written_into(case: str, names: Iterable[str]) -> Finding:
@@ -194,40 +194,42 @@ def _written_into(case: str, names: Iterable[str]) -> Finding:
     return Finding(NAME, "leak", f"answering writes into the caller's {first}{_and_more([first, *more])}", case)
 
 
-def _handed_over(bench: Bench, request: Request) -> Finding:
+def _handed_over(context: AuditContext, batch: Batch) -> Finding:
     """The same once more for what is handed over in other ways only: another side, a pack, embeddings for tokens."""
-    case, run = "other arguments", bench.native
+    case, run = "other arguments", context.native
     written: dict[str, None] = {}
-    for way, ask, asked, change in ways_to_hand_over(bench, request):
-        kept = None if asked.embeddings is None else asked.embeddings.clone()
+    for way, ask, asked, change in ways_to_hand_over(context, batch):
+        kept = None if asked.inputs_embeds is None else asked.inputs_embeds.clone()
         with suppress(Exception), way, watched(run.probe.module, change=change) as names:  # refusing is no writing
             with torch.no_grad():
                 ask(run.placed(asked))
             written.update(names)
-        if kept is not None and asked.embeddings is not None and not torch.equal(kept, asked.embeddings):
-            written["embeddings"] = None
+        if kept is not None and asked.inputs_embeds is not None and not torch.equal(kept, asked.inputs_embeds):
+            written["inputs_embeds"] = None
     if written:
         return _written_into(case, written)
     return Finding(NAME, "pass", "what is handed over stays as it was", case)
 
 
-def _first_request_decides(bench: Bench) -> Finding:
+def _first_request_decides(context: AuditContext) -> Finding:
     """Two copies, asked for different things of a shape that no other check asks for, must be alike afterwards."""
-    row = bench.tokens(min(11, bench.length))
-    request = Request.from_rows([row, row, row])
+    row = context.tokens(min(11, context.length))
+    batch = Batch.from_rows([row, row, row])
     seen, answers = [], []
-    for asked in (request, bench.fresh(request)):
-        twin = copied(bench.native)
-        with left_as_found(bench.probe.module):
+    for asked in (batch, context.fresh(batch)):
+        twin = deep_copy(context.native)
+        with preserve_state(context.probe.module):
             reseeded(1)
             twin.logits(asked)
             seen.append(_Seen.now(twin.probe.module))
-            answers.append(twin.logits(request))
-    sizes_BT = moved(answers[0], answers[1])
+            answers.append(twin.logits(batch))
+    sizes_BT = max_abs_diff(answers[0], answers[1])
     if bool(sizes_BT.any()):
         row_number, query = sizes_BT.nonzero()[0].tolist()
         message = "what was asked first decides what later requests of the same length are answered"
-        return Finding(NAME, "leak", message, _FIRST, Where(row_number, query), float(sizes_BT.max()), "on two copies")
+        return Finding(
+            NAME, "leak", message, _FIRST, Location(row_number, query), float(sizes_BT.max()), "on two copies"
+        )
     buffers = [n for n, value in seen[0].buffers.items() if not _equal(value, seen[1].buffers.get(n))]
     if buffers:
         message = f"{buffers[0]} holds something of the first request, for all that come after it"
@@ -238,13 +240,13 @@ def _first_request_decides(bench: Bench) -> Finding:
     return Finding(NAME, "pass", "what is built by the first request depends on its shape only", _FIRST)
 
 
-def _with_gradients(bench: Bench, request: Request) -> Finding:
+def _with_gradients(context: AuditContext, batch: Batch) -> Finding:
     """With gradients on: none is left on a weight, and they are still on."""
-    case, module, kept = "with gradients", bench.probe.module, switches()
+    case, module, kept = "with gradients", context.probe.module, switches()
     before = {} if module is None else {name: weight.grad for name, weight in module.named_parameters()}
     try:
         try:
-            bench.native.differentiable(request)
+            context.native.differentiable(batch)
         except RuntimeError as error:
             message = f"it cannot be asked with gradients on: {one_line(error)}"
             return Finding(NAME, "not_applicable", message, case)
@@ -262,20 +264,20 @@ def _with_gradients(bench: Bench, request: Request) -> Finding:
     return Finding(NAME, "pass", "no gradient is left on a weight and no switch is moved", case)
 
 
-def _kept_answer(bench: Bench, request: Request, other: Request) -> Finding:
+def _kept_answer(context: AuditContext, batch: Batch, other: Batch) -> Finding:
     """An answer that was handed out belongs to the caller: the next request must not write into it."""
-    case, run = "kept answer", bench.native
+    case, run = "kept answer", context.native
     with torch.no_grad():
-        answer = run.differentiable(request)
+        answer = run.differentiable(batch)
         kept = answer.clone()
         run.differentiable(other)
-    sizes_BT = torch.where(request.real, moved(kept.cpu(), answer.cpu()), 0.0)
+    sizes_BT = torch.where(batch.token_mask, max_abs_diff(kept.cpu(), answer.cpu()), 0.0)
     if not bool(sizes_BT.any()):
         return Finding(NAME, "pass", "an answer stays what it was when the next is given", case, size=0.0)
     row, query = sizes_BT.nonzero()[0].tolist()
     message = "the next request writes into the answer that was handed out: both are one tensor"
     return Finding(
-        NAME, "leak", message, case, Where(row, query), float(sizes_BT.max()), "the same tensor before and after"
+        NAME, "leak", message, case, Location(row, query), float(sizes_BT.max()), "the same tensor before and after"
     )
 
 

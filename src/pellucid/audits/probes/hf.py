@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pellucid.audits.probes.hf_base import ALL_ONES, IGNORED, POSITIONS, HFProbe
 from pellucid.audits.probes.hf_rules import Kind, rules_of, source_rules_of
-from pellucid.probe import Request
+from pellucid.batch import Batch
 
 __all__ = ["ALL_ONES", "POSITIONS", "HFCausalProbe", "HFMaskedProbe", "HFProbe", "HFSeq2SeqProbe", "probe_for_hf"]
 
@@ -27,8 +27,8 @@ class HFMaskedProbe(HFProbe):
     kind: Kind = "masked"
     predicts_from = 0
 
-    def labels(self, request: Request) -> tuple[Tensor, Tensor]:
-        return torch.where(request.learnt, request.tokens, IGNORED), request.learnt.sum()
+    def labels(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        return torch.where(batch.loss_mask, batch.tokens, IGNORED), batch.loss_mask.sum()
 
 
 class HFSeq2SeqProbe(HFProbe):
@@ -42,43 +42,43 @@ class HFSeq2SeqProbe(HFProbe):
     token_argument, mask_argument = "decoder_input_ids", "decoder_attention_mask"
     position_argument, embeddings_argument = "decoder_position_ids", "decoder_inputs_embeds"
 
-    def embed(self, request: Request) -> Tensor:
+    def embed(self, batch: Batch) -> Tensor:
         table = self.module.get_decoder().get_input_embeddings()  # type: ignore[operator]
-        embeddings_BTD: Tensor = table(request.tokens)
+        embeddings_BTD: Tensor = table(batch.tokens)
         return embeddings_BTD
 
-    def arguments(self, request: Request, start: int = 0, real_BS: Tensor | None = None) -> dict[str, Any]:
-        arguments = super().arguments(request, start, real_BS)
-        if request.embeddings is not None:
+    def arguments(self, batch: Batch, start: int = 0, real_BS: Tensor | None = None) -> dict[str, Any]:
+        arguments = super().arguments(batch, start, real_BS)
+        if batch.inputs_embeds is not None:
             del arguments[self.token_argument]
-            arguments[self.embeddings_argument] = request.embeddings
-        source = self._source(request)
+            arguments[self.embeddings_argument] = batch.inputs_embeds
+        source = self._source(batch)
         arguments["input_ids"] = self._tokens(source)
-        if source.embeddings is not None:
+        if source.inputs_embeds is not None:
             del arguments["input_ids"]
-            arguments["inputs_embeds"] = source.embeddings
-        if "attention_mask" in self.takes and (not bool(source.real.all()) or self._way == ALL_ONES):
-            arguments["attention_mask"] = source.real.long()
+            arguments["inputs_embeds"] = source.inputs_embeds
+        if "attention_mask" in self.takes and (not bool(source.token_mask.all()) or self._way == ALL_ONES):
+            arguments["attention_mask"] = source.token_mask.long()
         return arguments
 
-    def labels(self, request: Request) -> tuple[Tensor, Tensor]:
-        return super().labels(request)
+    def labels(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        return super().labels(batch)
 
-    def _source(self, request: Request) -> Request:
-        if request.source is not None:
-            return request.source
+    def _source(self, batch: Batch) -> Batch:
+        if batch.source is not None:
+            return batch.source
         free = [token for token in range(self.vocab_size) if token not in self.forbidden_tokens][-4:]
-        return Request.from_rows([free] * request.shape[0]).to(request.tokens.device)
+        return Batch.from_rows([free] * batch.shape[0]).to(batch.tokens.device)
 
     def _set_rules(self, config: Any) -> None:
         super()._set_rules(config)
         source = source_rules_of(config)
-        self.source_rules, self.source_declared = source.rules, source.declared
+        self.source_rules, self.source_rules_declared = source.rules, source.rules_declared
         encoder = self.module.get_encoder()  # type: ignore[operator]
         self.memory_name = next((name for name, part in self.module.named_modules() if part is encoder), None)
 
-    def _embeddings(self, request: Request) -> Any:
-        del request  # they are arguments here
+    def _embeddings(self, batch: Batch) -> Any:
+        del batch  # they are arguments here
         return nullcontext()
 
 

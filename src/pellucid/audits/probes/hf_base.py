@@ -28,8 +28,9 @@ from pellucid.audits.probes.hf_cache import HFCache, refuse_gaps
 from pellucid.audits.probes.hf_found import Found, remembers, replaced
 from pellucid.audits.probes.hf_rules import Kind, looks_back, padded_right, rules_of, text_config
 from pellucid.audits.probes.hf_tries import found_in
+from pellucid.batch import Batch
 from pellucid.errors import InputError, UnsupportedError, one_line
-from pellucid.probe import Probe, Request, embeddings_replaced
+from pellucid.probe import Probe, embeddings_replaced
 
 ALL_ONES = "with an all-ones mask"
 POSITIONS = "with position ids given"
@@ -64,16 +65,16 @@ class HFProbe(Probe):
         self.found = found_in(self)
         self.capabilities, self.kernels = self.found.capabilities, self.found.kernels
         self.sides, self.max_length = self.found.sides, self.found.max_length
-        self.shifted, self.refused = self.found.shifted, self.found.refused
+        self.position_shifting_sides, self.refused = self.found.position_shifting_sides, self.found.refused
         self.shift_allowed = self.kind != "causal" or not looks_back(self.rules) or padded_right(model.config)
         self.vocab_size = min(self.vocab_size, self.found.scores or self.vocab_size)
         given = {ALL_ONES: self.mask_argument, POSITIONS: self.position_argument}
-        self.ways = tuple(way for way, argument in given.items() if self._can_be_given(argument))
+        self.call_modes = tuple(way for way, argument in given.items() if self._can_be_given(argument))
         self.shift_invariant = "positions" in self.capabilities and not remembers(model) and _only_rotates(model.config)
 
-    def logits(self, request: Request) -> Tensor:
-        with self._embeddings(request):
-            return self.scores_of(self.ask(self.arguments(request)))
+    def logits(self, batch: Batch) -> Tensor:
+        with self._embeddings(batch):
+            return self.scores_of(self.ask(self.arguments(batch)))
 
     def scores_of(self, answer: Any) -> Tensor:
         """The logits; of a model without a head its last hidden states, which are watched in their place."""
@@ -87,15 +88,15 @@ class HFProbe(Probe):
             f"{self.name} gives {known or 'nothing'}, but neither logits nor last_hidden_state; audit the model in it"
         )
 
-    def embed(self, request: Request) -> Tensor:
-        embeddings_BTD: Tensor = self._table(request.tokens)
+    def embed(self, batch: Batch) -> Tensor:
+        embeddings_BTD: Tensor = self._table(batch.tokens)
         return embeddings_BTD
 
-    def loss(self, request: Request) -> tuple[Tensor, Tensor]:
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """transformers gives a mean. Where it takes a divisor it is asked for the sum, which gives the count too."""
-        labels_BT, expected = self.labels(request)
-        arguments = self.arguments(request)
-        with self._embeddings(request):
+        labels_BT, expected = self.labels(batch)
+        arguments = self.arguments(batch)
+        with self._embeddings(batch):
             if not self.found.divisor:
                 mean = self.ask(arguments, labels=labels_BT).loss
                 nothing = mean.nan_to_num(0.0) * 0.0  # the mean over nothing is no number, which says nothing
@@ -106,25 +107,27 @@ class HFProbe(Probe):
         counted = (total.detach() / mean).round().nan_to_num(0.0)
         return total, torch.where(mean == 0, expected, counted).long()
 
-    def labels(self, request: Request) -> tuple[Tensor, Tensor]:
+    def labels(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """What a user hands over, the others ignored, and how many will count: the tokens themselves, or those of the
         next slot for a class whose documentation says that it does not shift them."""
-        labels_BT = torch.where(request.learnt, request.tokens, IGNORED)
+        labels_BT = torch.where(batch.loss_mask, batch.tokens, IGNORED)
         if self.found.shifts:
-            return labels_BT, request.learnt[:, 1:].sum()
-        return torch.cat([labels_BT[:, 1:], torch.full_like(labels_BT[:, :1], IGNORED)], 1), request.learnt[:, 1:].sum()
+            return labels_BT, batch.loss_mask[:, 1:].sum()
+        return torch.cat([labels_BT[:, 1:], torch.full_like(labels_BT[:, :1], IGNORED)], 1), batch.loss_mask[
+            :, 1:
+        ].sum()
 
     def new_cache(self, rows: int, capacity: int) -> HFCache:
         del rows, capacity  # it grows
         return HFCache()
 
-    def extend(self, request: Request, cache: Any) -> Tensor:
-        real_BS = cache.with_next(request.real)
+    def extend(self, batch: Batch, cache: Any) -> Tensor:
+        real_BS = cache.with_next(batch.token_mask)
         refuse_gaps(self.name, real_BS)
-        arguments = self.arguments(request, cache.slots, request.real if self.found.local_mask else real_BS)
+        arguments = self.arguments(batch, cache.slots, batch.token_mask if self.found.local_mask else real_BS)
         if cache.held is not None:
             arguments[self.found.cache_argument] = cache.held
-        with self._embeddings(request):
+        with self._embeddings(batch):
             answer = self._went_on(arguments, cache)
         cache.held, cache.real = getattr(answer, self.found.cache_attribute), real_BS
         return self.scores_of(answer)
@@ -138,9 +141,9 @@ class HFProbe(Probe):
                 raise
             raise UnsupportedError(f"{self.name} does not go on from its cache like this: {one_line(error)}") from error
 
-    def attention(self, request: Request) -> list[Tensor]:
-        with self.kernel("eager"), self._embeddings(request):
-            answer = self.ask(self.arguments(request), output_attentions=True)
+    def attention(self, batch: Batch) -> list[Tensor]:
+        with self.kernel("eager"), self._embeddings(batch):
+            answer = self.ask(self.arguments(batch), output_attentions=True)
         return [layer for layer in getattr(answer, self.found.attention_attribute) if layer is not None]
 
     @contextmanager
@@ -170,10 +173,10 @@ class HFProbe(Probe):
                 for name, value in kept.items():
                     setattr(part, name, value)
 
-    def asked(self, way: str) -> AbstractContextManager[None]:
-        return replaced(self, "_way", way)
+    def call_mode(self, name: str) -> AbstractContextManager[None]:
+        return replaced(self, "_way", name)
 
-    def over(self, module: nn.Module) -> HFProbe:
+    def with_module(self, module: nn.Module) -> HFProbe:
         twin = copy.copy(self)
         twin.module = module
         return twin
@@ -189,41 +192,41 @@ class HFProbe(Probe):
         with _masks_for_float32(self.module):
             return self.module(**arguments | more)
 
-    def arguments(self, request: Request, start: int = 0, real_BS: Tensor | None = None) -> dict[str, Any]:
+    def arguments(self, batch: Batch, start: int = 0, real_BS: Tensor | None = None) -> dict[str, Any]:
         """``start`` slots are in a cache already; ``real_BS`` are all of them with these."""
-        real_BS = request.real if real_BS is None else real_BS
-        packed = bool((request.segments > 1).any())
+        real_BS = batch.token_mask if real_BS is None else real_BS
+        packed = bool((batch.segments > 1).any())
         if packed and "packing" not in self.capabilities and self.found.tried:
             raise UnsupportedError(f"{self.name} cannot be told of several documents in a row; ask one a row")
-        arguments: dict[str, Any] = {self.token_argument: self._tokens(request)}
+        arguments: dict[str, Any] = {self.token_argument: self._tokens(batch)}
         hides = not bool(real_BS.all()) and not packed
         if self.mask_argument in self.takes and (hides or self._way == ALL_ONES):
             arguments[self.mask_argument] = real_BS.long()
-        slots_T = start + torch.arange(request.shape[1], device=request.positions.device)
-        told = bool((request.real & (request.positions != slots_T)).any())
+        slots_T = start + torch.arange(batch.shape[1], device=batch.positions.device)
+        told = bool((batch.token_mask & (batch.positions != slots_T)).any())
         if self.found.offset is not None and (told or self._way == POSITIONS):
-            arguments[self.position_argument] = request.positions + self.found.offset
+            arguments[self.position_argument] = batch.positions + self.found.offset
         return arguments
 
-    def _tokens(self, request: Request) -> Tensor:
+    def _tokens(self, batch: Batch) -> Tensor:
         if self.found.pad is None:
-            return request.tokens
-        return torch.where(request.real, request.tokens, self.found.pad)
+            return batch.tokens
+        return torch.where(batch.token_mask, batch.tokens, self.found.pad)
 
     def _can_be_given(self, argument: str) -> bool:
         return argument in self.takes and (argument != self.position_argument or self.found.offset is not None)
 
     def _set_rules(self, config: Any) -> None:
         said = rules_of(config, self.kind)
-        self.rules, self.declared = said.rules, said.declared
+        self.rules, self.rules_declared = said.rules, said.rules_declared
 
     @property
     def _table(self) -> nn.Module:
         table: nn.Module = self.module.get_input_embeddings()  # type: ignore[operator]
         return table
 
-    def _embeddings(self, request: Request) -> Any:
-        return nullcontext() if request.embeddings is None else embeddings_replaced(self._table, request.embeddings)
+    def _embeddings(self, batch: Batch) -> Any:
+        return nullcontext() if batch.inputs_embeds is None else embeddings_replaced(self._table, batch.inputs_embeds)
 
 
 def forbidden_tokens(config: Any) -> frozenset[int]:

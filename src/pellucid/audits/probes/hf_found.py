@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from pellucid.batch import Side
 from pellucid.errors import UnsupportedError, one_line
-from pellucid.probe import Capability, Side
+from pellucid.probe import Capability
 
 if TYPE_CHECKING:
     from pellucid.audits.probes.hf_base import HFProbe
@@ -44,7 +45,7 @@ class Found:
     cache_argument: str = ""
     cache_attribute: str = ""
     local_mask: bool = False
-    shifted: tuple[Side, ...] = ()
+    position_shifting_sides: tuple[Side, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
     attention_attribute: str = ""
     tried: bool = False

@@ -25,14 +25,14 @@ _DECODER_COUNTS = ("decoder_layers", "num_decoder_layers")
 
 
 @dataclass(frozen=True)
-class Declaration:
+class DeclaredRules:
     """The rules of a model's layers, and whether its config states them (else they are assumed)."""
 
     rules: tuple[Rule, ...]
-    declared: bool = True
+    rules_declared: bool = True
 
 
-def rules_of(config: Any, kind: Kind) -> Declaration:
+def rules_of(config: Any, kind: Kind) -> DeclaredRules:
     """The rules of the layers that the logits come from: the whole model, or the decoder of a seq2seq one."""
     if kind == "seq2seq":
         part = _part(config, "decoder")
@@ -41,7 +41,7 @@ def rules_of(config: Any, kind: Kind) -> Declaration:
     return _layers(text, _count(text, _COUNTS + _DECODER_COUNTS), both_ways=kind == "masked" or _looks_ahead(text))
 
 
-def source_rules_of(config: Any) -> Declaration:
+def source_rules_of(config: Any) -> DeclaredRules:
     """The rules of a seq2seq model's encoder."""
     part = _part(config, "encoder")
     return _layers(part, _count(part, _ENCODER_COUNTS + _COUNTS), both_ways=True)
@@ -107,22 +107,22 @@ def _reads_is_decoder(config: Any) -> bool:
     return hasattr(config, "is_decoder") and _get(config, "model_type", "") not in families()["always_causal"]
 
 
-def _layers(config: Any, count: int, both_ways: bool) -> Declaration:
+def _layers(config: Any, count: int, both_ways: bool) -> DeclaredRules:
     kinds = _get(config, "layer_types", None)
     special = _special(config, count, both_ways)
     if special is not None:
         return special
     if isinstance(kinds, list | tuple) and len(kinds) >= count:
         made = [_of_type(config, str(kind), layer, both_ways) for layer, kind in enumerate(kinds[:count])]
-        return Declaration(tuple(rule for rule, _ in made), all(known for _, known in made))
+        return DeclaredRules(tuple(rule for rule, _ in made), all(known for _, known in made))
     size = _get(config, "sliding_window", None)
     if not isinstance(size, int) or size < 1 or _get(config, "use_sliding_window", True) is False:
         known = not any(hasattr(config, name) for name in families()["words_of_other_layers"])
-        return Declaration((full() if both_ways else causal(),) * count, known)
+        return DeclaredRules((full() if both_ways else causal(),) * count, known)
     first = _get(config, "max_window_layers", 0) if hasattr(config, "use_sliding_window") else 0
     near = _near(config, size, both_ways)
     far = full() if both_ways else causal()
-    return Declaration(tuple(near if layer >= first else far for layer in range(count)))
+    return DeclaredRules(tuple(near if layer >= first else far for layer in range(count)))
 
 
 def _of_type(config: Any, kind: str, layer: int, both_ways: bool) -> tuple[Rule, bool]:
@@ -164,15 +164,15 @@ def _ahead(count: int) -> Rule:
     return lookahead(max(count, 0))
 
 
-def _special(config: Any, count: int, both_ways: bool) -> Declaration | None:
+def _special(config: Any, count: int, both_ways: bool) -> DeclaredRules | None:
     """Families that say it in words of their own."""
     kinds = _get(config, "attention_layers", None)
     if isinstance(kinds, list) and len(kinds) == count and hasattr(config, "window_size"):
         local = causal() & window(config.window_size)
-        return Declaration(tuple(local if kind == "local" else causal() for kind in kinds))
+        return DeclaredRules(tuple(local if kind == "local" else causal() for kind in kinds))
     sizes = _get(config, "attention_window", None)
     if sizes is not None and both_ways:
         listed = [sizes] * count if isinstance(sizes, int) else list(sizes)
         if len(listed) >= count:
-            return Declaration(tuple(window(w // 2 + 1) & lookahead(w // 2) for w in listed[:count]))
+            return DeclaredRules(tuple(window(w // 2 + 1) & lookahead(w // 2) for w in listed[:count]))
     return None

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from pellucid.audits.method.care import left_as_found
+from pellucid.audits.engine.preserve_state import preserve_state
 from pellucid.audits.probes.hf_found import (
     Found,
     close,
@@ -29,8 +29,9 @@ from pellucid.audits.probes.hf_found import (
     tried,
     worked,
 )
+from pellucid.batch import Batch, Side
 from pellucid.errors import InputError
-from pellucid.probe import Capability, Request, Side
+from pellucid.probe import Capability
 
 if TYPE_CHECKING:
     from pellucid.audits.probes.hf_base import HFProbe
@@ -42,7 +43,7 @@ _KERNELS = ("eager", "sdpa")
 def found_in(probe: HFProbe) -> Found:
     """Ask a few short rows. The model is in eval mode meanwhile, and left as it was."""
     with ExitStack() as stack:
-        stack.enter_context(left_as_found(probe.module))
+        stack.enter_context(preserve_state(probe.module))
         stack.enter_context(torch.no_grad())
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
@@ -65,12 +66,12 @@ class _Tries:
     def longest_row(self, most: int) -> list[int]:
         """As long as wanted, or as it takes."""
         lengths = range(most, 1, -1)
-        taken = (n for n in lengths if raised_by(partial(self.scores, Request.from_rows([self.tokens(n)]))) is None)
+        taken = (n for n in lengths if raised_by(partial(self.scores, Batch.from_rows([self.tokens(n)]))) is None)
         return self.tokens(next(taken, most))
 
     def all(self) -> Found:
         probe = self.probe
-        plain = self.scores(Request.from_rows([self.row]))
+        plain = self.scores(Batch.from_rows([self.row]))
         said = (type(probe.module).forward.__doc__ or "").replace("*", "")
         shifts = probe.kind == "causal" and "not shifted inside" not in said
         found = Found(scores=0 if probe.hidden_states else plain.shape[-1], max_length=self.max_length, shifts=shifts)
@@ -100,12 +101,12 @@ class _Tries:
         probe.found = found = replace(found, capabilities=frozenset(self.can), tried=True)
         return found
 
-    def scores(self, request: Request) -> Tensor:
+    def scores(self, batch: Batch) -> Tensor:
         device = next(self.probe.module.parameters()).device
-        scores = self.probe.logits(request.to(device))
-        if scores.dim() != 3 or scores.shape[:2] != request.tokens.shape:
+        scores = self.probe.logits(batch.to(device))
+        if scores.dim() != 3 or scores.shape[:2] != batch.tokens.shape:
             raise InputError(
-                f"{self.probe.name} gave {tuple(scores.shape)} for {request.shape[0]} rows of {request.shape[1]} "
+                f"{self.probe.name} gave {tuple(scores.shape)} for {batch.shape[0]} rows of {batch.shape[1]} "
                 "tokens; an audit needs one score a token of the vocabulary in every slot"
             )
         return scores
@@ -115,22 +116,22 @@ class _Tries:
         if self.probe.position_argument not in self.probe.takes:
             return None
         pad = getattr(self.config, "pad_token_id", None)
-        request = Request.from_rows([self.row])
+        batch = Batch.from_rows([self.row])
         for offset in (0, pad + 1 if isinstance(pad, int) else 1):
             self.probe.found = Found(offset=offset)
-            with self.probe.asked("with position ids given"):
-                if worked(lambda: close(self.scores(request), plain)):
+            with self.probe.call_mode("with position ids given"):
+                if worked(lambda: close(self.scores(batch), plain)):
                     return offset
         return None
 
     def positions_obeyed(self) -> bool:
         """Whether gaps between positions change anything."""
-        request = Request.from_rows([self.row])
-        spread = replace(request, positions=torch.tensor([[0, 2, 3, 4, 4, 5][: len(self.row)]]))
+        batch = Batch.from_rows([self.row])
+        spread = batch.replace(positions=torch.tensor([[0, 2, 3, 4, 4, 5][: len(self.row)]]))
 
         def moves() -> bool:
-            with self.probe.asked("with position ids given"):
-                return not close(self.scores(spread), self.scores(request))
+            with self.probe.call_mode("with position ids given"):
+                return not close(self.scores(spread), self.scores(batch))
 
         return (self.max_length is None or self.max_length > 5) and worked(moves)
 
@@ -141,8 +142,8 @@ class _Tries:
         said = getattr(self.probe.module, "padding_side", None) or getattr(self.config, "padding_side", None)
 
         def raised(side: Side) -> str | None:
-            request = Request.from_rows(rows, side=side, length=slots)
-            error = raised_by(partial(self.scores, request)) if slots > 1 else None
+            batch = Batch.from_rows(rows, side=side, length=slots)
+            error = raised_by(partial(self.scores, batch)) if slots > 1 else None
             return described(error) if error is not None and on_purpose(error) else None
 
         sides, refused = sides_taken(said, raised)
@@ -151,19 +152,19 @@ class _Tries:
     def padding(self, found: Found) -> Found:
         """A class that counts slots itself, or counts by pad ids, is padded as its users must."""
         short, pad = self.row[: max(len(self.row) - 2, 1)], getattr(self.config, "pad_token_id", None)
-        alone = self.scores(Request.from_rows([short]))[0]
-        padded = Request.from_rows([short], side="left", length=len(self.row))
-        other = padded.with_tokens(torch.where(padded.real, padded.tokens, self.free[-1]))
+        alone = self.scores(Batch.from_rows([short]))[0]
+        padded = Batch.from_rows([short], side="left", length=len(self.row))
+        other = padded.replace(tokens=torch.where(padded.token_mask, padded.tokens, self.free[-1]))
         extra = padded.shape[1] - len(short)
 
-        def answers(request: Request, ids: int | None = None) -> Tensor:
+        def answers(batch: Batch, ids: int | None = None) -> Tensor:
             self.probe.found = replace(found, pad=ids)
-            return self.scores(request)[0, extra:]
+            return self.scores(batch)[0, extra:]
 
         if not extra:
             return found
         if worked(lambda: close(answers(padded), alone)):
-            third = padded.with_tokens(torch.where(padded.real, padded.tokens, self.free[-2]))
+            third = padded.replace(tokens=torch.where(padded.token_mask, padded.tokens, self.free[-2]))
             same = worked(lambda: close(answers(other), answers(third)))
             by_ids = pad == 0 and same and worked(lambda: not close(answers(other), alone))
             return replace(found, pad=pad) if by_ids else found  # what is no pad is counted, whatever the mask says
@@ -172,7 +173,9 @@ class _Tries:
         told = found.offset is not None or "right" not in found.sides  # then nothing excuses another answer
         if not told and worked(lambda: close(answers(padded, pad), answers(other, pad))):
             # no pad's content moves it: it counts slots
-            return replace(found, sides=("right",), shifted=tuple(side for side in found.sides if side != "right"))
+            return replace(
+                found, sides=("right",), position_shifting_sides=tuple(side for side in found.sides if side != "right")
+            )
         return found
 
     def packs(self) -> bool:
@@ -188,39 +191,39 @@ class _Tries:
             return find(*given, **named)
 
         with replaced(masks, "find_packed_sequence_indices", watched):
-            self.scores(Request.packed([self.row[:3], self.row[3:]]))
+            self.scores(Batch.packed([self.row[:3], self.row[3:]]))
         return bool(looked)
 
     def embeds(self) -> bool:
-        request = Request.from_rows([self.row]).to(next(self.probe.module.parameters()).device)
+        batch = Batch.from_rows([self.row]).to(next(self.probe.module.parameters()).device)
         if self.probe.kind == "seq2seq" and self.probe.embeddings_argument not in self.probe.takes:
             return False
-        embeddings_BTD = self.probe.embed(request)
-        plain, same = self.scores(request), self.scores(request.with_embeddings(embeddings_BTD))
-        other = self.scores(request.with_embeddings(embeddings_BTD.flip(1)))
+        embeddings_BTD = self.probe.embed(batch)
+        plain, same = self.scores(batch), self.scores(batch.replace(inputs_embeds=embeddings_BTD))
+        other = self.scores(batch.replace(inputs_embeds=embeddings_BTD.flip(1)))
         return embeddings_BTD.dim() == 3 and close(plain, same) and not close(plain, other)
 
     def recomputes(self) -> bool:
         if not getattr(self.probe.module, "supports_gradient_checkpointing", False):
             return False
         with self.probe.checkpointing():
-            self.scores(Request.from_rows([self.row]))
+            self.scores(Batch.from_rows([self.row]))
         return True
 
     def losses(self, found: Found) -> Found:
         if "labels" not in self.probe.takes:
             return found
         device = next(self.probe.module.parameters()).device
-        request = Request.from_rows([self.row]).to(device)
+        batch = Batch.from_rows([self.row]).to(device)
 
         def works(divisor: bool) -> bool:
             self.probe.found = replace(found, divisor=divisor)
-            total, count = self.probe.loss(request)
+            total, count = self.probe.loss(batch)
             return total.numel() == 1 and bool(total.isfinite()) and int(count) > 0
 
         def sums() -> bool:
-            labels_BT, _ = self.probe.labels(request)
-            arguments = self.probe.arguments(request)
+            labels_BT, _ = self.probe.labels(batch)
+            arguments = self.probe.arguments(batch)
             one, two = (self.probe.ask(arguments, labels=labels_BT, num_items_in_batch=n).loss for n in (1, 2))
             mean = self.probe.ask(arguments, labels=labels_BT).loss
             return bool(torch.isclose(one, 2 * two)) and not bool(torch.isclose(one, mean))
@@ -233,14 +236,14 @@ class _Tries:
     def caches(self, found: Found) -> Found:
         if "use_cache" not in self.probe.takes:
             return found
-        request = Request.from_rows([self.row]).to(next(self.probe.module.parameters()).device)
-        answer = tried(lambda: self.probe.ask(self.probe.arguments(request), use_cache=True))
+        batch = Batch.from_rows([self.row]).to(next(self.probe.module.parameters()).device)
+        answer = tried(lambda: self.probe.ask(self.probe.arguments(batch), use_cache=True))
         for name in _CACHES:
             held = getattr(answer, name, None) if answer is not None else None
             if held is None or name not in self.probe.takes:
                 continue
             self.probe.found = found = replace(found, cache_argument=name, cache_attribute=name)
-            if not worked(lambda: self.goes_on(request)):
+            if not worked(lambda: self.goes_on(batch)):
                 continue
             self.can.update({"cache", "snapshot"})
             if hasattr(held, "reorder_cache"):
@@ -254,34 +257,34 @@ class _Tries:
 
     def goes_on_by_local_mask(self, found: Found) -> bool:
         """Whether a left-padded row goes on rightly with the mask of the new slots, and not with that of all."""
-        request = Request.from_rows([self.row[:4], self.row[:3]], side="left", length=5)
-        request = request.to(next(self.probe.module.parameters()).device)
-        plain = self.scores(request)[:, 3:]
+        batch = Batch.from_rows([self.row[:4], self.row[:3]], side="left", length=5)
+        batch = batch.to(next(self.probe.module.parameters()).device)
+        plain = self.scores(batch)[:, 3:]
 
         def answers(local: bool) -> bool:
             self.probe.found = replace(found, local_mask=local)
-            cache = self.probe.new_cache(*request.shape)
-            self.probe.extend(request.part(0, 3), cache)
-            steps = [self.probe.extend(request.part(slot, slot + 1), cache) for slot in (3, 4)]
+            cache = self.probe.new_cache(*batch.shape)
+            self.probe.extend(batch.part(0, 3), cache)
+            steps = [self.probe.extend(batch.part(slot, slot + 1), cache) for slot in (3, 4)]
             return close(torch.cat(steps, 1), plain)
 
         return not worked(lambda: answers(local=False)) and worked(lambda: answers(local=True))
 
-    def goes_on(self, request: Request) -> bool:
+    def goes_on(self, batch: Batch) -> bool:
         cache = self.probe.new_cache(1, 6)
-        self.probe.extend(request.part(0, 3), cache)
-        self.probe.extend(request.part(3, 4), cache)
+        self.probe.extend(batch.part(0, 3), cache)
+        self.probe.extend(batch.part(3, 4), cache)
         return True
 
     def kernels(self, found: Found) -> Found:
         able = getattr(self.probe.module, "_can_set_attn_implementation", lambda: False)
-        request = Request.from_rows([self.row])
+        batch = Batch.from_rows([self.row])
 
         def works(name: str) -> bool:
             with self.probe.kernel(name):
                 if getattr(self.config, "_attn_implementation", "") != name:
                     return False
-                self.scores(request)
+                self.scores(batch)
             return True
 
         offered = _KERNELS if worked(lambda: bool(able())) else ()
@@ -290,12 +293,12 @@ class _Tries:
             self.can.add("kernels")
         for attribute in ("attentions", "decoder_attentions"):
             self.probe.found = replace(found, attention_attribute=attribute)
-            if "eager" in names and worked(lambda: self.gives_weights(request)):
+            if "eager" in names and worked(lambda: self.gives_weights(batch)):
                 self.can.add("attention")
                 return replace(found, kernels=names, attention_attribute=attribute)
         return replace(found, kernels=names)
 
-    def gives_weights(self, request: Request) -> bool:
-        layers = self.probe.attention(request.to(next(self.probe.module.parameters()).device))
-        length = request.shape[1]
+    def gives_weights(self, batch: Batch) -> bool:
+        layers = self.probe.attention(batch.to(next(self.probe.module.parameters()).device))
+        length = batch.shape[1]
         return bool(layers) and all(layer.dim() == 4 and layer.shape[-2:] == (length, length) for layer in layers)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pellucid.audits.probes.outputs import loss_in
-from pellucid.probe import Request
+from pellucid.batch import Batch
 
 NAMES = ("labels", "targets", "target", "y")
 _IGNORED = (-100, -1)
@@ -27,12 +27,12 @@ class Labels:
     ignored: int
     sums: bool = False
 
-    def of(self, request: Request) -> tuple[Tensor, Tensor]:
+    def of(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """What is handed over, and how many tokens of it count."""
-        labels_BT = torch.where(request.learnt, request.tokens, self.ignored)
+        labels_BT = torch.where(batch.loss_mask, batch.tokens, self.ignored)
         if not self.shifts:
             labels_BT = _next(labels_BT, self.ignored)
-        return labels_BT, request.learnt[:, 1:].sum()
+        return labels_BT, batch.loss_mask[:, 1:].sum()
 
     def total(self, loss: Tensor, expected: Tensor) -> Tensor:
         """The sum; the mean over nothing is no number, which says nothing."""

@@ -5,18 +5,18 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from pellucid.audits.method.care import left_as_found
+from pellucid.audits.engine.preserve_state import preserve_state
 from pellucid.audits.probes.hf_found import close, described, replaced, sides_taken
 from pellucid.audits.probes.labels import NAMES
 from pellucid.audits.probes.tokens import TokensProbe
+from pellucid.batch import Batch
 from pellucid.errors import InputError
-from pellucid.probe import Capability, Request, Visibility
+from pellucid.probe import Capability, Visibility
 
 ALL_ONES = "with an all-ones mask"
 MASK, POSITIONS = "attention_mask", "position_ids"
@@ -63,26 +63,26 @@ class NamedProbe(TokensProbe):
         self._way = ""
         super().__init__(target, vocab_size=vocab_size, rules=rules, max_length=max_length, name=name)
         offered: set[Capability] = set(self.capabilities)
-        with left_as_found(self.module), torch.no_grad():
-            if POSITIONS in self.takes and self._works(Request.from_rows([[1, 0]]), moved=True):
+        with preserve_state(self.module), torch.no_grad():
+            if POSITIONS in self.takes and self._works(Batch.from_rows([[1, 0]]), moved=True):
                 offered.add("positions")
             if MASK in self.takes and self._padded():
                 offered.add("padding")
-                self.ways = (ALL_ONES,)
+                self.call_modes = (ALL_ONES,)
         self.shift_allowed = not all(rule.lookahead == 0 for rule in self.rules)
         self.capabilities = frozenset(offered)
 
-    def asked(self, way: str) -> AbstractContextManager[None]:
-        return replaced(self, "_way", way)
+    def call_mode(self, name: str) -> AbstractContextManager[None]:
+        return replaced(self, "_way", name)
 
-    def _given(self, request: Request) -> dict[str, Any]:
+    def _given(self, batch: Batch) -> dict[str, Any]:
         given: dict[str, Any] = {}
-        if MASK in self.takes and (self._way == ALL_ONES or not bool(request.real.all()) or self._needs(MASK)):
-            given[MASK] = request.real.long()
-        slots_T = torch.arange(request.shape[1], device=request.positions.device)
-        told = bool((request.real & (request.positions != slots_T)).any())
+        if MASK in self.takes and (self._way == ALL_ONES or not bool(batch.token_mask.all()) or self._needs(MASK)):
+            given[MASK] = batch.token_mask.long()
+        slots_T = torch.arange(batch.shape[1], device=batch.positions.device)
+        told = bool((batch.token_mask & (batch.positions != slots_T)).any())
         if POSITIONS in self.takes and (told or self._needs(POSITIONS)):
-            given[POSITIONS] = request.positions
+            given[POSITIONS] = batch.positions
         return given
 
     def _needs(self, name: str) -> bool:
@@ -96,15 +96,15 @@ class NamedProbe(TokensProbe):
         every = {MASK: ones_BT, POSITIONS: ones_BT.cumsum(1) - 1}
         return {name: value for name, value in every.items() if name in self.takes and self._needs(name)}
 
-    def _works(self, request: Request, moved: bool = False) -> bool:
-        request = request.to(self._device)
+    def _works(self, batch: Batch, moved: bool = False) -> bool:
+        batch = batch.to(self._device)
         if moved:
-            request = replace(request, positions=request.positions + 1)
-        return self._raised(request) is None
+            batch = batch.replace(positions=batch.positions + 1)
+        return self._raised(batch) is None
 
-    def _raised(self, request: Request) -> str | None:
+    def _raised(self, batch: Batch) -> str | None:
         try:
-            if self.logits(request.to(self._device)).shape[:2] == request.tokens.shape:
+            if self.logits(batch.to(self._device)).shape[:2] == batch.tokens.shape:
                 return None
         except (Exception, SystemExit) as error:  # noqa: BLE001 (anybody's code)
             return described(error)
@@ -112,14 +112,14 @@ class NamedProbe(TokensProbe):
 
     def _padded(self) -> bool:
         """Whether it takes padding, and on which sides: not where it raises, nor where it says so itself."""
-        slots = next((n for n in (5, 3) if self._works(Request.from_rows([[1, 0, 1, 0, 1][:n]]))), 2)
+        slots = next((n for n in (5, 3) if self._works(Batch.from_rows([[1, 0, 1, 0, 1][:n]]))), 2)
         rows = [[1, 0, 1, 0][: slots - 1], [1]]
         sides, self.refused = sides_taken(
             getattr(self.module, "padding_side", None),
-            lambda side: self._raised(Request.from_rows(rows, side=side, length=slots)),
+            lambda side: self._raised(Batch.from_rows(rows, side=side, length=slots)),
         )
         if "right" in sides and "left" in sides and self._counts_slots(rows[0], slots):
-            self.shifted = tuple(side for side in sides if side != "right")
+            self.position_shifting_sides = tuple(side for side in sides if side != "right")
             sides = ("right",)
         self.sides = sides or ("right",)
         return bool(sides)
@@ -128,7 +128,7 @@ class NamedProbe(TokensProbe):
         """Whether left padding moves a row's positions, no pad's content moving anything, and they cannot be told."""
         if POSITIONS in self.takes:
             return False
-        alone, padded = Request.from_rows([row]), Request.from_rows([row], side="left", length=slots)
-        other = padded.with_tokens(torch.where(padded.real, padded.tokens, 1))
+        alone, padded = Batch.from_rows([row]), Batch.from_rows([row], side="left", length=slots)
+        other = padded.replace(tokens=torch.where(padded.token_mask, padded.tokens, 1))
         want, got, moved = (self.logits(each.to(self._device))[:, -len(row) :] for each in (alone, padded, other))
         return close(got, moved) and not close(got, want)

@@ -12,13 +12,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from pellucid.audits.method.care import left_as_found
-from pellucid.audits.method.layers import stacks
-from pellucid.audits.method.measure import Run
+from pellucid.audits.engine.deviation import TargetRun
+from pellucid.audits.engine.layers import stacks
+from pellucid.audits.engine.preserve_state import preserve_state
 from pellucid.audits.probes.labels import Labels, label_argument, labels_of
 from pellucid.audits.probes.outputs import described, factory_hint, logits_in, loss_in, shape_hint
+from pellucid.batch import Batch
 from pellucid.errors import InputError, ShapeError, one_line
-from pellucid.probe import Capability, Probe, Request, Visibility, embeddings_replaced
+from pellucid.probe import Capability, Probe, Visibility, embeddings_replaced
 from pellucid.visibility import causal
 
 
@@ -45,7 +46,7 @@ class TokensProbe(Probe):
         if not callable(target):
             raise InputError(f"an audit needs a module or a function of tokens, not {type(target).__name__}")
         self.target, self.max_length = target, max_length
-        self.rules, self.declared = (causal(),) if rules is None else tuple(rules), rules is not None
+        self.rules, self.rules_declared = (causal(),) if rules is None else tuple(rules), rules is not None
         self.name = name or str(getattr(target, "__name__", type(target).__name__))
         self.module = target if isinstance(target, nn.Module) else None
         parameters = _parameters(target)
@@ -66,38 +67,38 @@ class TokensProbe(Probe):
                 "wrap the call in a function of tokens"
             )
 
-    def logits(self, request: Request) -> Tensor:
-        given = self._given(request)
-        if request.embeddings is None:
-            return self._called(request.tokens, **given)
-        with self._with(request.embeddings):
-            return self._called(request.tokens, **given)
+    def logits(self, batch: Batch) -> Tensor:
+        given = self._given(batch)
+        if batch.inputs_embeds is None:
+            return self._called(batch.tokens, **given)
+        with self._with(batch.inputs_embeds):
+            return self._called(batch.tokens, **given)
 
     def _with(self, embeddings_BTD: Tensor) -> AbstractContextManager[None]:
         return embeddings_replaced(self._token_embedding, embeddings_BTD)
 
-    def _given(self, request: Request) -> dict[str, Any]:
+    def _given(self, batch: Batch) -> dict[str, Any]:
         """What the target is told by name, beside the tokens."""
-        del request
+        del batch
         return {}
 
-    def embed(self, request: Request) -> Tensor:
-        result: Tensor = self._token_embedding(request.tokens)
+    def embed(self, batch: Batch) -> Tensor:
+        result: Tensor = self._token_embedding(batch.tokens)
         return result
 
-    def loss(self, request: Request) -> tuple[Tensor, Tensor]:
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         if self._labels is None:
-            return super().loss(request)
-        labels_BT, expected = self._labels.of(request)
-        given = self._given(request) | {self._labels.name: labels_BT}
-        replaced = nullcontext() if request.embeddings is None else self._with(request.embeddings)
+            return super().loss(batch)
+        labels_BT, expected = self._labels.of(batch)
+        given = self._given(batch) | {self._labels.name: labels_BT}
+        replaced = nullcontext() if batch.inputs_embeds is None else self._with(batch.inputs_embeds)
         with replaced:
-            loss = loss_in(self.target(request.tokens, **given))
+            loss = loss_in(self.target(batch.tokens, **given))
         if loss is None:
             raise ShapeError(f"{self.name} gave no loss for {self._labels.name}")
         return self._labels.total(loss.reshape(()), expected), expected
 
-    def over(self, module: nn.Module) -> TokensProbe:
+    def with_module(self, module: nn.Module) -> TokensProbe:
         probe = copy.copy(self)
         probe.target = probe.module = module
         return probe
@@ -111,9 +112,9 @@ class TokensProbe(Probe):
         """The names of the layers, where there is one stack of them and no other."""
         if self.module is None:
             return ()
-        with left_as_found(self.module):
+        with preserve_state(self.module):
             try:
-                found = stacks(Run(self), Request.from_rows([[1, 0]]))
+                found = stacks(TargetRun(self), Batch.from_rows([[1, 0]]))
             except Exception:  # noqa: BLE001 (anybody's code; the audit itself reports what it raises)
                 return ()
         return found[0] if len(found) == 1 else ()
@@ -168,7 +169,7 @@ class TokensProbe(Probe):
         generator = torch.Generator().manual_seed(0)
         tokens_BT = torch.randint(self.vocab_size, (2, 3), generator=generator).to(self._device)
         given = self._try_arguments(tokens_BT)
-        with left_as_found(self.module), torch.no_grad():
+        with preserve_state(self.module), torch.no_grad():
             try:
                 return labels_of(
                     self._label_name,
@@ -207,7 +208,7 @@ class TokensProbe(Probe):
         tokens_BT = torch.tensor([[1, 0]], device=self._device)
         readers: set[str] = set()
         with ExitStack() as stack:
-            stack.enter_context(left_as_found(self.module))
+            stack.enter_context(preserve_state(self.module))
             stack.enter_context(torch.no_grad())
             for name, table in tables.items():
                 hook = partial(_note, readers, name, tokens_BT.clone())

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pellucid.batch import Batch
 from pellucid.errors import InputError
-from pellucid.probe import Capability, Probe, Request, Visibility
+from pellucid.probe import Capability, Probe, Visibility
 from pellucid.visibility import causal, full
 
 _ENCODERS = (nn.TransformerEncoder, nn.TransformerEncoderLayer)
@@ -53,16 +54,16 @@ class TorchLayersProbe(Probe):
             self.source_rules = (full(),) * self._depth(getattr(module, "encoder", module))
         self.memory_name = "encoder" if isinstance(module, nn.Transformer) and self.rows_first else None
 
-    def logits(self, request: Request) -> Tensor:
+    def logits(self, batch: Batch) -> Tensor:
         """``[B, T, D]`` hidden states, which an audit watches as it would logits."""
-        x, pads_BT = self._entered(self._embedded(request)), request.segments == 0
-        hidden_TT = torch.ones(request.shape[1], request.shape[1], dtype=torch.bool, device=x.device).triu(1)
+        x, pads_BT = self._entered(self._embedded(batch)), batch.segments == 0
+        hidden_TT = torch.ones(batch.shape[1], batch.shape[1], dtype=torch.bool, device=x.device).triu(1)
         mask = hidden_TT if self.causal else None
         if not self.reads_source:
             name = "src_mask" if isinstance(self.module, nn.TransformerEncoderLayer) else "mask"
             hint = {"is_causal": True} if self.hint else {}
             return self._left(self._call(x, **{name: mask}, src_key_padding_mask=pads_BT, **hint))
-        source = request.source
+        source = batch.source
         assert source is not None
         memory, memory_pads_BS = self._entered(self._embedded(source)), source.segments == 0
         told: dict[str, Any] = {"tgt_mask": mask, "tgt_key_padding_mask": pads_BT}
@@ -71,10 +72,10 @@ class TorchLayersProbe(Probe):
             return self._left(self._call(memory, x, **told, memory_key_padding_mask=memory_pads_BS))
         return self._left(self._call(x, memory, **told, memory_key_padding_mask=memory_pads_BS))
 
-    def embed(self, request: Request) -> Tensor:
-        return self._table_VD.to(self._weight)[request.tokens]
+    def embed(self, batch: Batch) -> Tensor:
+        return self._table_VD.to(self._weight)[batch.tokens]
 
-    def over(self, module: nn.Module) -> TorchLayersProbe:
+    def with_module(self, module: nn.Module) -> TorchLayersProbe:
         twin = copy.copy(self)
         twin.module = module
         return twin
@@ -93,8 +94,8 @@ class TorchLayersProbe(Probe):
         assert self.module is not None
         return TorchLayersProbe(self.module, causal=True, hint=hint, name=self.name)
 
-    def _embedded(self, request: Request) -> Tensor:
-        return self.embed(request) if request.embeddings is None else request.embeddings
+    def _embedded(self, batch: Batch) -> Tensor:
+        return self.embed(batch) if batch.inputs_embeds is None else batch.inputs_embeds
 
     def _call(self, *args: Tensor, **told: Any) -> Tensor:
         assert self.module is not None

@@ -24,7 +24,7 @@ class MaskedLM:
     ``mask_id`` (BERT, section 3.1: 10, 10 and 80 per cent). Padding and ``special_ids`` are neither chosen nor
     drawn. A document with any token to choose has at least one chosen.
 
-    ``begins_word[id]`` makes whole words stand or fall together: a token that does not begin a word goes with the
+    ``word_starts[id]`` makes whole words stand or fall together: a token that does not begin a word goes with the
     token before it. Words are taken in random order as long as they fit into the share; if none fits, the shortest.
     """
 
@@ -46,7 +46,7 @@ class MaskedLM:
             raise ConfigError(f"special id {outside[0]} is not one of the {self.vocab_size} ids; name ids below that")
         if self.word_starts is not None and len(self.word_starts) != self.vocab_size:
             raise ConfigError(
-                f"begins_word has {len(self.word_starts)} entries, but vocab_size is {self.vocab_size}; give one an id"
+                f"word_starts has {len(self.word_starts)} entries, but vocab_size is {self.vocab_size}; give one an id"
             )
         if not len(self._ordinary):
             raise ConfigError(

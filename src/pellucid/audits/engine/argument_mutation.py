@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pellucid.audits.method.bench import Bench
-from pellucid.audits.method.rows import rows_of
-from pellucid.probe import Request
+from pellucid.audits.engine.context import AuditContext
+from pellucid.audits.engine.row_layouts import rows_of
+from pellucid.batch import Batch
 
 _KEPT = re.compile(r"cache(?!_position)|past|kv|mems|(^|_)state$|^states$|inference_params", re.IGNORECASE)
 _FILLED = re.compile(
@@ -22,7 +22,7 @@ _FILLED = re.compile(
 )  # lists that are to be filled
 _DEPTH = 4
 Change = Callable[[dict[str, Any]], dict[str, Any]]
-Way = tuple[AbstractContextManager[None], Callable[[Request], Any], Request, Change | None]
+Way = tuple[AbstractContextManager[None], Callable[[Batch], Any], Batch, Change | None]
 
 
 @contextmanager
@@ -126,30 +126,30 @@ def _same(was: Tensor, now: Tensor) -> bool:
         return True
 
 
-def ways_to_hand_over(bench: Bench, request: Request) -> Iterator[Way]:
+def ways_to_hand_over(context: AuditContext, batch: Batch) -> Iterator[Way]:
     """Way of asking, question, request and other arguments (see :func:`watched`) of what ``request`` does not show."""
-    probe, nothing = bench.probe, nullcontext()
-    others = [Request.from_rows([bench.tokens(5)])]
-    others += [Request.from_rows(rows_of(bench), side=s) for s in bench.one_sided[1:] if bench.can("padding")]
-    others += [Request.packed(rows_of(bench))] if bench.can("packing") else []
+    probe, nothing = context.probe, nullcontext()
+    others = [Batch.from_rows([context.tokens(5)])]
+    others += [Batch.from_rows(rows_of(context), side=s) for s in context.one_sided[1:] if context.can("padding")]
+    others += [Batch.packed(rows_of(context))] if context.can("packing") else []
     yield from ((nothing, probe.logits, other, None) for other in others)
-    yield from ((probe.asked(way), probe.logits, request, None) for way in probe.ways)
-    if bench.can("embeddings"):
-        given = request.with_embeddings(bench.native.embed(request))
+    yield from ((probe.call_mode(way), probe.logits, batch, None) for way in probe.call_modes)
+    if context.can("embeddings"):
+        given = batch.replace(inputs_embeds=context.native.embed(batch))
         yield nothing, probe.logits, given, None
-        yield nothing, probe.logits, request, partial(_embedded, bench, given)
-    if bench.can("loss"):
+        yield nothing, probe.logits, batch, partial(_embedded, context, given)
+    if context.can("loss"):
         yield nothing, probe.loss, others[0], _every_token_a_label
 
 
-def _embedded(bench: Bench, given: Request, handed: dict[str, Any]) -> dict[str, Any]:
+def _embedded(context: AuditContext, given: Batch, handed: dict[str, Any]) -> dict[str, Any]:
     """Embeddings in place of the token ids, where the module takes both by name."""
-    tokens = getattr(bench.probe, "token_argument", "input_ids")
-    embeddings = getattr(bench.probe, "embeddings_argument", "inputs_embeds")
-    taken = inspect.signature(bench.probe.module.forward).parameters  # type: ignore[union-attr]
+    tokens = getattr(context.probe, "token_argument", "input_ids")
+    embeddings = getattr(context.probe, "embeddings_argument", "inputs_embeds")
+    taken = inspect.signature(context.probe.module.forward).parameters  # type: ignore[union-attr]
     if tokens not in handed or embeddings not in taken:
         return handed
-    return {**{name: value for name, value in handed.items() if name != tokens}, embeddings: given.embeddings}
+    return {**{name: value for name, value in handed.items() if name != tokens}, embeddings: given.inputs_embeds}
 
 
 def _every_token_a_label(handed: dict[str, Any]) -> dict[str, Any]:

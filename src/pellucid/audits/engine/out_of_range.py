@@ -8,51 +8,53 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from pellucid.audits.method.bench import Bench
-from pellucid.audits.method.measure import Run, moved
+from pellucid.audits.engine.context import AuditContext
+from pellucid.audits.engine.deviation import TargetRun, max_abs_diff
+from pellucid.batch import Batch
 from pellucid.errors import ShapeError, UnsupportedError
-from pellucid.probe import Request
-from pellucid.records import Finding, Where
+from pellucid.records import Finding, Location
 
 _MOST_TOKENS = 4096
 _MOST_NUMBERS = 2**25  # logits of one row
 
 
-def past_the_end(bench: Bench, check: str, limit: int) -> Iterator[Finding]:
+def past_the_end(context: AuditContext, check: str, limit: int) -> Iterator[Finding]:
     """One token more than ``limit`` must raise: never a position that another token has, never one token less."""
-    run = _on_the_host(bench.native)
-    small = limit + 2 <= _MOST_TOKENS and limit * bench.probe.vocab_size <= _MOST_NUMBERS
-    if not small and not bench.can("positions"):
+    run = _on_the_host(context.native)
+    small = limit + 2 <= _MOST_TOKENS and limit * context.probe.vocab_size <= _MOST_NUMBERS
+    if not small and not context.can("positions"):
         message = f"{limit} positions are too many to try out without explicit ones"
         yield Finding(check, "not_applicable", message, "past the end")
         return
-    if bench.can("positions"):
-        request = Request.from_rows([bench.tokens(1)])
-        far = Request(request.tokens, torch.full_like(request.positions, limit), request.segments)
-        yield _asked(bench, check, run, "a position past the end", limit, lambda: run.logits(far))
+    if context.can("positions"):
+        batch = Batch.from_rows([context.tokens(1)])
+        far = Batch(batch.tokens, torch.full_like(batch.positions, limit), batch.segments)
+        yield _asked(context, check, run, "a position past the end", limit, lambda: run.logits(far))
     if not small:
         return
-    row = Request.from_rows([bench.tokens(limit + 1)])
-    yield _asked(bench, check, run, "past the end", limit, lambda: run.logits(row))
-    if bench.can("cache"):
-        yield _asked(bench, check, run, "past the end through a cache", limit, lambda: _cached(run, row, limit))
+    row = Batch.from_rows([context.tokens(limit + 1)])
+    yield _asked(context, check, run, "past the end", limit, lambda: run.logits(row))
+    if context.can("cache"):
+        yield _asked(context, check, run, "past the end through a cache", limit, lambda: _cached(run, row, limit))
 
 
-def _cached(run: Run, row: Request, limit: int) -> Tensor:
+def _cached(run: TargetRun, row: Batch, limit: int) -> Tensor:
     cache = run.probe.new_cache(1, limit + 2)
     run.extend(row.part(0, limit), cache)
     return run.extend(row.part(limit, limit + 1), cache)
 
 
-def _on_the_host(run: Run) -> Run:
+def _on_the_host(run: TargetRun) -> TargetRun:
     """On a GPU an index past a table ends the process, so a copy on the host is asked."""
     module = run.probe.module
     if run.device.type == "cpu" or module is None:
         return run
-    return Run(run.probe.over(copy.deepcopy(module).cpu()), run.source)
+    return TargetRun(run.probe.with_module(copy.deepcopy(module).cpu()), run.source)
 
 
-def _asked(bench: Bench, check: str, run: Run, case: str, limit: int, ask: Callable[[], Tensor]) -> Finding:
+def _asked(
+    context: AuditContext, check: str, run: TargetRun, case: str, limit: int, ask: Callable[[], Tensor]
+) -> Finding:
     try:
         ask()
     except UnsupportedError as error:
@@ -60,17 +62,17 @@ def _asked(bench: Bench, check: str, run: Run, case: str, limit: int, ask: Calla
     except ShapeError as error:
         if "an audit needs" in str(error):
             message = f"a row of {limit + 1} tokens is cut in silence: {error}"
-            return Finding(check, "leak", message, case, Where(0, limit))
+            return Finding(check, "leak", message, case, Location(0, limit))
         return _refused(check, case, limit, error)
     except Exception as error:  # noqa: BLE001 (any refusal is right)
         return _refused(check, case, limit, error)
-    shared = bench.can("positions")
-    how = _shared_position(run, limit, bench.tokens(2)) if shared else _table(run.probe.module, limit)
+    shared = context.can("positions")
+    how = _shared_position(run, limit, context.tokens(2)) if shared else _table(run.probe.module, limit)
     if how:
         message = f"token {limit} is answered in silence, but there are {limit} positions: {how}"
-        return Finding(check, "leak", message, case, Where(0, limit))
+        return Finding(check, "leak", message, case, Location(0, limit))
     message = f"token {limit} is answered in silence, although the target says that it has {limit} positions"
-    return Finding(check, "fragile", message, case, Where(0, limit))
+    return Finding(check, "fragile", message, case, Location(0, limit))
 
 
 def _refused(check: str, case: str, limit: int, error: Exception) -> Finding:
@@ -78,7 +80,7 @@ def _refused(check: str, case: str, limit: int, error: Exception) -> Finding:
     return Finding(check, "pass", message, case)
 
 
-def _shared_position(run: Run, limit: int, tokens: list[int]) -> str:
+def _shared_position(run: TargetRun, limit: int, tokens: list[int]) -> str:
     """Which position the one past the end is taken for, seen by equal answers; empty when for none of those tried.
 
     One token alone shows what is added to it; a second, after one at position 0, what turns by the distance.
@@ -87,14 +89,14 @@ def _shared_position(run: Run, limit: int, tokens: list[int]) -> str:
     for before in ([], [0]):
 
         def at(position: int, before: list[int] = before) -> Tensor:
-            request = Request.from_rows([tokens[: len(before) + 1]])
+            batch = Batch.from_rows([tokens[: len(before) + 1]])
             places = torch.tensor([[*before, position]])
-            return run.logits(Request(request.tokens, places, request.segments))[:, -1:]
+            return run.logits(Batch(batch.tokens, places, batch.segments))[:, -1:]
 
         answers = {position: at(position) for position in tried}
-        if all(float(moved(answers[tried[0]], answers[p]).max()) for p in tried[1:3]):  # neighbours differ
+        if all(float(max_abs_diff(answers[tried[0]], answers[p]).max()) for p in tried[1:3]):  # neighbours differ
             beyond = at(limit)
-            same = [position for position in tried if not float(moved(beyond, answers[position]).max())]
+            same = [position for position in tried if not float(max_abs_diff(beyond, answers[position]).max())]
             how = "clamped" if same[:1] == [limit - 1] else "wrapped"
             return f"it stands where position {same[0]} does: positions are {how}" if same else ""
     return ""

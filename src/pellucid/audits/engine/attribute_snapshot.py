@@ -32,7 +32,7 @@ _HOLDERS = (
 )
 
 
-def held_by(module: nn.Module | None) -> Leaves:
+def snapshot_attributes(module: nn.Module | None) -> Leaves:
     """Every plain value reachable from the attributes of a module, its parts and their classes.
 
     Registered weights and buffers are not among them; cycles, depth and number are bounded.

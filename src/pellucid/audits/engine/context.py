@@ -11,13 +11,14 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from pellucid.audits.method.measure import Reading, Run, moved, scale_of
-from pellucid.audits.method.noise import kept_noise
+from pellucid.audits.engine.deviation import Deviation, TargetRun, logit_scale, max_abs_diff
+from pellucid.audits.engine.rounding_noise import rounding_noise
+from pellucid.batch import Batch, Side
 from pellucid.errors import PellucidError, one_line
-from pellucid.probe import Capability, Probe, Request, Side
+from pellucid.probe import Capability, Probe
 from pellucid.records import Status
 
-Measure = Callable[[Run], Reading]
+Measure = Callable[[TargetRun], Deviation]
 Made = TypeVar("Made")
 
 _LENGTHS = (24, 16, 12, 9, 8, 6, 5, 4, 3)
@@ -28,7 +29,7 @@ _MOST_AFFORDABLE = 2**14
 _ENDS = 4  # so many end tokens of one target are looked at
 
 
-class Bench:
+class AuditContext:
     """What a check works with: the target (``native``), its float64 copy (``exact``), a supply of inputs."""
 
     def __init__(self, probe: Probe, *, length: int = 24, seed: int = 0, budget: float | None = None) -> None:
@@ -37,7 +38,7 @@ class Bench:
         self._generator = torch.Generator().manual_seed(seed)
         free = sorted(set(range(probe.vocab_size)) - set(getattr(probe, "forbidden_tokens", ())))
         self._free = torch.tensor(free if len(free) > 1 else range(probe.vocab_size))
-        self.native = Run(probe, Request.from_rows([self.tokens(5)]) if "source" in probe.capabilities else None)
+        self.native = TargetRun(probe, Batch.from_rows([self.tokens(5)]) if "source" in probe.capabilities else None)
         self.exact_reason = ""
         self._made: dict[str, object] = {}
         self.untouched: nn.Module | None = None
@@ -52,7 +53,7 @@ class Bench:
         for length in (wanted, *halves, *(shorter for shorter in _LENGTHS if shorter < wanted)):
             row = self.tokens(length)
             try:
-                self.native.plain(Request.from_rows([row]))
+                self.native.plain(Batch.from_rows([row]))
             except (IndexError, RuntimeError, ValueError, AssertionError, PellucidError) as error:
                 first = first or error
                 continue
@@ -89,7 +90,7 @@ class Bench:
         """How many tokens a batch of changed copies may hold in all, so that a budget is kept."""
         if self.budget is None:
             return _MOST_TOKENS if self._affordable is None else max(_MOST_TOKENS, self._affordable)
-        row = Request.from_rows([self.tokens(self.length)] * 4)
+        row = Batch.from_rows([self.tokens(self.length)] * 4)
         self.native.logits(row)
         start = time.perf_counter()
         self.native.logits(row)
@@ -104,7 +105,7 @@ class Bench:
     @property
     def hiding_sides(self) -> list[Side]:
         """Those, and the sides on which padding moves its positions: what is hidden is hidden there too."""
-        shifted = getattr(self.probe, "shifted", ())
+        shifted = getattr(self.probe, "position_shifting_sides", ())
         return [*self.one_sided, *(side for side in shifted if side != "both")]
 
     @property
@@ -124,8 +125,8 @@ class Bench:
         return self._made.get(name)
 
     @cached_property
-    def _plain(self) -> Request:
-        return Request.from_rows([self.tokens(min(6, self.length))])
+    def _plain(self) -> Batch:
+        return Batch.from_rows([self.tokens(min(6, self.length))])
 
     @cached_property
     def not_finite(self) -> str:
@@ -138,7 +139,7 @@ class Bench:
         return set(capabilities) <= self.probe.capabilities
 
     @cached_property
-    def exact(self) -> Run | None:
+    def exact(self) -> TargetRun | None:
         """The target in float64, None (and a reason) where it has no such copy or is in float64 itself."""
         module = self.probe.module
         if module is None:
@@ -146,8 +147,8 @@ class Bench:
             return None
         try:
             twin = copy.deepcopy(module).double()
-            run = Run(self.probe.over(twin), self.native.source)
-            run.noise = kept_noise(twin, [lambda: run.logits(self._plain)])
+            run = TargetRun(self.probe.with_module(twin), self.native.source)
+            run.noise = rounding_noise(twin, [lambda: run.logits(self._plain)])
         except (RuntimeError, TypeError, NotImplementedError, AttributeError, PellucidError) as error:
             self.exact_reason = f"no float64 copy: {one_line(error)}"
             return None
@@ -163,41 +164,41 @@ class Bench:
             return None
         return run
 
-    def _finite_beside_padding(self, run: Run) -> bool:
+    def _finite_beside_padding(self, run: TargetRun) -> bool:
         """A mask made of float64's lowest number is minus infinity to a softmax that is taken in float32."""
         if not self.can("padding") or self.length < 5:
             return True
         side: Side = "left" if "left" in self.probe.sides else self.probe.sides[0]
-        request = Request.from_rows([self.tokens(3), self.tokens(5)], side=side)
+        batch = Batch.from_rows([self.tokens(3), self.tokens(5)], side=side)
         try:
-            finite = [bool(each.logits(request)[request.real].isfinite().all()) for each in (run, self.native)]
+            finite = [bool(each.logits(batch)[batch.token_mask].isfinite().all()) for each in (run, self.native)]
         except Exception:  # noqa: BLE001 (anybody's code; the checks of padding report what it raises)
             return True
         return finite[0] or not finite[1]
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[TargetRun]:
         """The target's own dtype first; float64, which decides, last."""
         return [self.native] if self.exact is None else [self.native, self.exact]
 
     @property
     def status_of_unseen(self) -> Status:
         """How bad it is that a token moved nothing: only float64 tells nothing from next to nothing."""
-        return "leak" if self.probe.declared and self.runs[-1].dtype == torch.float64 else "fragile"
+        return "leak" if self.probe.rules_declared and self.runs[-1].dtype == torch.float64 else "fragile"
 
     @cached_property
     def unsteady(self) -> float:
         """How far two equal runs differ beyond rounding (0 for a target that answers the same twice)."""
         first, between, second = (self.native.logits(r) for r in (self._plain, self.fresh(self._plain), self._plain))
         del between
-        size = float(moved(first, second).max())
-        return size if size > self.native.rounding * scale_of(first) else 0.0
+        size = float(max_abs_diff(first, second).max())
+        return size if size > self.native.rounding * logit_scale(first) else 0.0
 
-    def read(self, measure: Measure, *, of_loss: bool = False) -> list[Reading]:
+    def read(self, measure: Measure, *, of_loss: bool = False) -> list[Deviation]:
         """The same measurement in every precision; ``of_loss``: in those in which the target's loss comes."""
         return [measure(run) for run in self.runs if not of_loss or run is self.native or run is self.loss_run]
 
-    def loss_is_coarse(self, run: Run) -> bool:
+    def loss_is_coarse(self, run: TargetRun) -> bool:
         """Whether the loss of a target that answers in float64 comes in less."""
 
         def ask() -> bool:
@@ -208,7 +209,7 @@ class Bench:
         return self.once(f"coarse loss in {run.name}", ask)
 
     @cached_property
-    def loss_run(self) -> Run:
+    def loss_run(self) -> TargetRun:
         """The most exact run whose loss is as exact: some targets take theirs in float32 whatever they are in."""
         if self.exact is None:
             return self.native
@@ -244,10 +245,10 @@ class Bench:
         """A random token that is not ``token``."""
         return int(self._others(torch.tensor([token]))[0])
 
-    def fresh(self, request: Request, where_BT: Tensor | None = None) -> Request:
+    def fresh(self, batch: Batch, where_BT: Tensor | None = None) -> Batch:
         """The same request with every token (``where_BT``: only these) changed."""
-        tokens_BT = self._others(request.tokens)
-        return request.with_tokens(tokens_BT if where_BT is None else torch.where(where_BT, tokens_BT, request.tokens))
+        tokens_BT = self._others(batch.tokens)
+        return batch.replace(tokens=tokens_BT if where_BT is None else torch.where(where_BT, tokens_BT, batch.tokens))
 
     def _others(self, tokens: Tensor) -> Tensor:
         """For each token a random one that is another."""

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from pellucid.batch import Batch
 from pellucid.errors import ShapeError
-from pellucid.probe import Probe, Request
+from pellucid.probe import Probe
 
 ROUNDING = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """How far two right ways of computing the same numbers may lie apart, relative to 1 + max|logit|."""
@@ -18,10 +19,10 @@ ROUNDING = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 4e-3, torc
 _MOST_KEPT = 2**22  # numbers of one answer that is kept
 
 
-class Reading:
+class Deviation:
     """How far each watched output moved in one run, on a scale of ``1 + max|logit|``."""
 
-    def __init__(self, run: Run, sizes: Tensor, scale: float) -> None:
+    def __init__(self, run: TargetRun, sizes: Tensor, scale: float) -> None:
         self.run, self.sizes, self.scale = run, sizes, scale
 
     @property
@@ -29,10 +30,10 @@ class Reading:
         return float(self.sizes.max()) if self.sizes.numel() else 0.0
 
 
-class Run:
+class TargetRun:
     """The target in one precision. A target that reads a source is given ``source`` where a request has none."""
 
-    def __init__(self, probe: Probe, source: Request | None = None) -> None:
+    def __init__(self, probe: Probe, source: Batch | None = None) -> None:
         self.probe, self.source = probe, source
         first = next(iter(probe.module.parameters()), None) if probe.module is not None else None
         self.device = torch.device("cpu") if first is None else first.device
@@ -49,21 +50,21 @@ class Run:
         """What may be rounding, relative to ``1 + max|logit|``."""
         return ROUNDING.get(self.dtype or torch.float32, 1e-5)
 
-    def logits(self, request: Request) -> Tensor:
+    def logits(self, batch: Batch) -> Tensor:
         """``[B, T, V]`` on the host, without gradients."""
         with torch.no_grad():
-            return self.differentiable(request).cpu()
+            return self.differentiable(batch).cpu()
 
-    def plain(self, request: Request) -> Tensor:
+    def plain(self, batch: Batch) -> Tensor:
         """The same, and asked once only: what many others are compared with. Not to be written into.
 
         Never while another kernel, way or mode is in force.
         """
-        key = _key(request)
+        key = _key(batch)
         if key is None:
-            return self.logits(request)
+            return self.logits(batch)
         if key not in self._plain:
-            answer = self.logits(request)
+            answer = self.logits(batch)
             if answer.numel() > _MOST_KEPT:
                 return answer
             self._plain[key] = answer.clone()  # a target may write into what it handed out
@@ -71,55 +72,55 @@ class Run:
 
     def alone(self, tokens: Sequence[int]) -> Tensor:
         """``[T, V]`` of one row without company, padding or a cache; run once."""
-        return self.plain(Request.from_rows([tokens]))[0]
+        return self.plain(Batch.from_rows([tokens]))[0]
 
-    def differentiable(self, request: Request) -> Tensor:
+    def differentiable(self, batch: Batch) -> Tensor:
         """``[B, T, V]``, with a graph where gradients are enabled."""
-        return self._checked(self.probe.logits(self.placed(request)), request)
+        return self._checked(self.probe.logits(self.placed(batch)), batch)
 
-    def placed(self, request: Request) -> Request:
+    def placed(self, batch: Batch) -> Batch:
         """A copy on the target's device, with a source where the target reads one."""
-        if self.source is not None and request.source is None:
-            rows, slots = request.shape[0], self.source.shape[1]
+        if self.source is not None and batch.source is None:
+            rows, slots = batch.shape[0], self.source.shape[1]
             fields = (getattr(self.source, name).expand(rows, slots) for name in ("tokens", "positions", "segments"))
-            request = request.with_source(Request(*fields))
-        return request.to(self.device)
+            batch = batch.replace(source=Batch(*fields))
+        return batch.to(self.device, copy=True)
 
-    def embed(self, request: Request) -> Tensor:
+    def embed(self, batch: Batch) -> Tensor:
         """``[B, T, D]`` embeddings of the request's tokens, free to be changed."""
         with torch.no_grad():
-            return self.probe.embed(self.placed(request)).clone()
+            return self.probe.embed(self.placed(batch)).clone()
 
-    def loss(self, request: Request) -> tuple[float, int]:
+    def loss(self, batch: Batch) -> tuple[float, int]:
         """The sum and the count of the target's own loss."""
         with torch.no_grad():
-            total, count = self.probe.loss(self.placed(request))
+            total, count = self.probe.loss(self.placed(batch))
         return float(total), int(count)
 
-    def differentiable_loss(self, request: Request) -> Tensor:
+    def differentiable_loss(self, batch: Batch) -> Tensor:
         """The sum alone, with a graph; a plain number, as some give for nothing to learn, has none."""
-        total: object = self.probe.loss(self.placed(request))[0]
+        total: object = self.probe.loss(self.placed(batch))[0]
         return total if isinstance(total, Tensor) else torch.as_tensor(total, device=self.device)
 
-    def extend(self, request: Request, cache: object) -> Tensor:
+    def extend(self, batch: Batch, cache: object) -> Tensor:
         """The next slots through a cache."""
         with torch.no_grad():
-            return self._checked(self.probe.extend(self.placed(request), cache), request).cpu()
+            return self._checked(self.probe.extend(self.placed(batch), cache), batch).cpu()
 
-    def chunked(self, request: Request, chunks: Sequence[int], cache: object | None = None) -> Tensor:
+    def chunked(self, batch: Batch, chunks: Sequence[int], cache: object | None = None) -> Tensor:
         """``[B, T, V]`` of a request that goes through a cache in chunks."""
-        rows, slots = request.shape
+        rows, slots = batch.shape
         cache = self.probe.new_cache(rows, slots) if cache is None else cache
         outputs, start = [], 0
         for size in chunks:
-            outputs.append(self.extend(request.part(start, start + size), cache))
+            outputs.append(self.extend(batch.part(start, start + size), cache))
             start += size
         return torch.cat(outputs, 1)
 
-    def _checked(self, logits: object, request: Request) -> Tensor:
-        if not isinstance(logits, Tensor) or logits.dim() != 3 or logits.shape[:2] != request.tokens.shape:
+    def _checked(self, logits: object, batch: Batch) -> Tensor:
+        if not isinstance(logits, Tensor) or logits.dim() != 3 or logits.shape[:2] != batch.tokens.shape:
             got = f"{tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
-            rows, slots = request.shape
+            rows, slots = batch.shape
             raise ShapeError(
                 f"the target gave {got} for {rows} rows of {slots} tokens, but an audit needs "
                 f"[{rows}, {slots}, vocabulary]"
@@ -128,18 +129,18 @@ class Run:
         return logits
 
 
-def _key(request: Request) -> tuple[object, ...] | None:
+def _key(batch: Batch) -> tuple[object, ...] | None:
     """What makes two requests the same; None where embeddings or targets are part of it."""
-    if request.embeddings is not None or request.targets is not None:
+    if batch.inputs_embeds is not None or batch.target_mask is not None:
         return None
-    fields = (request.tokens, request.positions, request.segments)
-    source = None if request.source is None else _key(request.source)
-    if request.source is not None and source is None:
+    fields = (batch.tokens, batch.positions, batch.segments)
+    source = None if batch.source is None else _key(batch.source)
+    if batch.source is not None and source is None:
         return None
-    return (*request.shape, *(field.cpu().numpy().tobytes() for field in fields), source)
+    return (*batch.shape, *(field.cpu().numpy().tobytes() for field in fields), source)
 
 
-def moved(before_BTV: Tensor, after_BTV: Tensor) -> Tensor:
+def max_abs_diff(before_BTV: Tensor, after_BTV: Tensor) -> Tensor:
     """``[B, T]``: the largest change over the vocabulary; infinite where a number became NaN or infinite."""
     change = (before_BTV - after_BTV).abs().double()
     change = torch.where(before_BTV == after_BTV, 0.0, change)
@@ -147,7 +148,7 @@ def moved(before_BTV: Tensor, after_BTV: Tensor) -> Tensor:
     return torch.where(both, 0.0, change.nan_to_num(nan=torch.inf)).amax(-1)
 
 
-def scale_of(logits: Tensor) -> float:
+def logit_scale(logits: Tensor) -> float:
     """``1 + max|logit|`` over what is finite."""
     if not logits.numel():
         return 1.0

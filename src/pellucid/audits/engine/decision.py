@@ -9,25 +9,25 @@ from dataclasses import dataclass
 
 import torch
 
-from pellucid.audits.method.bench import Bench
-from pellucid.audits.method.measure import Reading, Run
+from pellucid.audits.engine.context import AuditContext
+from pellucid.audits.engine.deviation import Deviation, TargetRun
 from pellucid.errors import UnsupportedError, one_line
-from pellucid.records import Finding, Status, Where
+from pellucid.records import Finding, Location, Status
 
 _CLEAR = 10.0  # so many times the rounding it must be where no float64 copy decides
 _GROSS = 50.0  # so many times the rounding of its dtype is a change that no rounding explains
 
 Index = tuple[int, ...]
-Place = Callable[[Run, Index], tuple[Where, str]]
+Place = Callable[[TargetRun, Index], tuple[Location, str]]
 
 
 def at(message: str) -> Place:
     """The place by row and query, which the message may name: ``{row}``, ``{query}``."""
 
-    def place(run: Run, index: Index) -> tuple[Where, str]:
+    def place(run: TargetRun, index: Index) -> tuple[Location, str]:
         del run
         row, query = index
-        return Where(row, query), message.format(row=row, query=query)
+        return Location(row, query), message.format(row=row, query=query)
 
     return place
 
@@ -39,7 +39,7 @@ class Verdict:
     status: Status
     size: float
     decided: str
-    reading: Reading
+    reading: Deviation
     limit: float
 
     @property
@@ -49,7 +49,7 @@ class Verdict:
         return tuple(int(i) for i in beyond[0])
 
 
-def judge(bench: Bench, readings: list[Reading], *, bits: bool) -> Verdict:
+def judge(context: AuditContext, readings: list[Deviation], *, bits: bool) -> Verdict:
     """Decide over the same measurement in one or two precisions.
 
     ``bits``: the two runs had the same shapes and differed in hidden content only, so nothing but a kernel
@@ -63,7 +63,7 @@ def judge(bench: Bench, readings: list[Reading], *, bits: bool) -> Verdict:
         if last.largest > limit:
             return Verdict("leak", last.largest, _seen(readings) + f", beyond rounding ({limit:.0e})", last, limit)
     if native is last:
-        return _by_one(bench, native, bits)
+        return _by_one(context, native, bits)
     tolerance = native.run.rounding * native.scale
     if native.largest > _GROSS * tolerance:
         how = _seen(readings) + ": too much for rounding, so the two precisions run different code"
@@ -74,11 +74,11 @@ def judge(bench: Bench, readings: list[Reading], *, bits: bool) -> Verdict:
     return _held(readings)
 
 
-def _by_one(bench: Bench, native: Reading, bits: bool) -> Verdict:
+def _by_one(context: AuditContext, native: Deviation, bits: bool) -> Verdict:
     if native.run.dtype == torch.float64:
         return _held([native])
     tolerance = native.run.rounding * native.scale
-    why = f" ({bench.exact_reason})" if bench.exact_reason else ""
+    why = f" ({context.exact_reason})" if context.exact_reason else ""
     if native.largest > _CLEAR * tolerance or (bits and native.largest > tolerance):
         how = _seen([native]) + f", beyond rounding ({tolerance:.0e}){why}"
         return Verdict("leak", native.largest, how, native, tolerance)
@@ -91,20 +91,20 @@ def _by_one(bench: Bench, native: Reading, bits: bool) -> Verdict:
     return _held([native])
 
 
-def _held(readings: list[Reading]) -> Verdict:
+def _held(readings: list[Deviation]) -> Verdict:
     native = readings[0]
     how = f"{_seen(readings)}: rounding" if native.largest else f"equal bit for bit in {native.run.name}"
     return Verdict("pass", native.largest, how, native, native.largest)
 
 
-def _seen(readings: list[Reading]) -> str:
+def _seen(readings: list[Deviation]) -> str:
     return ", ".join(f"{reading.run.name} moves by {reading.largest:.1e}" for reading in readings)
 
 
 _NO_GRADIENT = re.compile("grad|backward|derivative|inplace", re.IGNORECASE)
 
 
-def unless_refused(check: str, case: str, answer: Callable[[], Finding]) -> Finding:
+def skip_if_unsupported(check: str, case: str, answer: Callable[[], Finding]) -> Finding:
     """The answer; *not applicable* where the target says that it does not do this: a refusal is no fault."""
     try:
         return answer()
@@ -112,7 +112,7 @@ def unless_refused(check: str, case: str, answer: Callable[[], Finding]) -> Find
         return Finding(check, "not_applicable", f"the target refuses: {one_line(error)}", case)
 
 
-def unless_no_gradient(check: str, case: str, answer: Callable[[], Finding]) -> Finding:
+def skip_if_no_gradient(check: str, case: str, answer: Callable[[], Finding]) -> Finding:
     """The answer; *not applicable* where the target takes no gradient, as one that works in place may not."""
     try:
         return answer()
@@ -124,10 +124,10 @@ def unless_no_gradient(check: str, case: str, answer: Callable[[], Finding]) -> 
 
 
 def finding(
-    bench: Bench, check: str, case: str, readings: list[Reading], *, bits: bool, good: str, place: Place
+    context: AuditContext, check: str, case: str, readings: list[Deviation], *, bits: bool, good: str, place: Place
 ) -> Finding:
     """The finding of one measurement: ``good`` is said when it holds, ``place`` names what is wrong."""
-    verdict = judge(bench, readings, bits=bits)
+    verdict = judge(context, readings, bits=bits)
     if verdict.status == "pass":
         return Finding(check, "pass", good, case, size=verdict.size, decided=verdict.decided)
     where, message = place(verdict.reading.run, verdict.first)

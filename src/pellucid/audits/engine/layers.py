@@ -13,12 +13,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from pellucid.audits.method.bench import Bench
-from pellucid.audits.method.expected import expected_flow
-from pellucid.audits.method.hooks import Changed, Taken, watching
-from pellucid.audits.method.judge import judge
-from pellucid.audits.method.measure import Reading, Run
-from pellucid.probe import Request, Visibility
+from pellucid.audits.engine.capture import CaptureIO, PerturbInput, watching
+from pellucid.audits.engine.context import AuditContext
+from pellucid.audits.engine.decision import judge
+from pellucid.audits.engine.deviation import Deviation, TargetRun
+from pellucid.audits.engine.expected import expected_flow
+from pellucid.batch import Batch
+from pellucid.probe import Visibility
 from pellucid.visibility import causal
 
 
@@ -30,14 +31,14 @@ class LayerFlow:
     name: str
     may: Tensor
     keys: tuple[int, ...]
-    reading: Reading
+    reading: Deviation
 
-    def leaks(self, bench: Bench, among_TT: Tensor) -> list[list[int]]:
+    def leaks(self, context: AuditContext, among_TT: Tensor) -> list[list[int]]:
         """Pairs of ``among_TT`` in which the layer lets through what its rule hides."""
-        hidden = Reading(
+        hidden = Deviation(
             self.reading.run, torch.where(among_TT & ~self.may, self.reading.sizes, 0.0), self.reading.scale
         )
-        verdict = judge(bench, [hidden], bits=True)
+        verdict = judge(context, [hidden], bits=True)
         return (hidden.sizes > verdict.limit).nonzero().tolist() if verdict.status == "leak" else []
 
     def unseen(self, among_TT: Tensor) -> list[list[int]]:
@@ -46,101 +47,101 @@ class LayerFlow:
         return (watched_TT & among_TT & self.may & (self.reading.sizes == 0)).nonzero().tolist()
 
 
-def layer_flows(bench: Bench, row: Sequence[int], keys: Sequence[int], draw: int = 0) -> list[LayerFlow]:
+def layer_flows(context: AuditContext, row: Sequence[int], keys: Sequence[int], draw: int = 0) -> list[LayerFlow]:
     """The flow of every layer in the most exact precision; empty where the layers cannot be told apart.
 
     ``draw`` numbers the changes: another is another step into another direction.
     """
-    names, rules = layer_names(bench), bench.probe.rules
-    return _flows(bench.runs[-1], names, rules, row, keys, draw, Request.from_rows) if names else []
+    names, rules = layer_names(context), context.probe.rules
+    return _flows(context.runs[-1], names, rules, row, keys, draw, Batch.from_rows) if names else []
 
 
 def source_flows(
-    bench: Bench, target: Sequence[int], source: Sequence[int], keys: Sequence[int], draw: int = 0
+    context: AuditContext, target: Sequence[int], source: Sequence[int], keys: Sequence[int], draw: int = 0
 ) -> list[LayerFlow]:
     """The same of an encoder whose memory the target reads."""
-    names, rules = source_layers(bench)
+    names, rules = source_layers(context)
 
-    def beside(rows: list[list[int]]) -> Request:
-        return Request.from_pairs(rows, [list(target)] * len(rows))
+    def beside(rows: list[list[int]]) -> Batch:
+        return Batch.from_pairs(rows, [list(target)] * len(rows))
 
-    return _flows(bench.runs[-1], names, rules, source, keys, draw, beside) if names else []
+    return _flows(context.runs[-1], names, rules, source, keys, draw, beside) if names else []
 
 
 def _flows(
-    run: Run,
+    run: TargetRun,
     names: Sequence[str],
     rules: Sequence[Visibility],
     row: Sequence[int],
     keys: Sequence[int],
     draw: int,
-    ask: Callable[[list[list[int]]], Request],
+    ask: Callable[[list[list[int]]], Batch],
 ) -> list[LayerFlow]:
     module = run.probe.module
     assert module is not None
     keys = [*keys, keys[0]] if len(keys) == len(row) else keys  # else nobody could tell rows from slots
     parts = [module.get_submodule(name) for name in names]
-    request = ask([list(row)] * len(keys))
-    taken = [Taken() for _ in parts]
+    batch = ask([list(row)] * len(keys))
+    taken = [CaptureIO() for _ in parts]
     with watching(parts, taken):
-        run.logits(request)
-    changed = [Changed(each, keys, len(row), draw) for each in taken]
+        run.logits(batch)
+    changed = [PerturbInput(each, keys, len(row), draw) for each in taken]
     with watching(parts, changed):
-        run.logits(request)
-    one = Request.from_rows([list(row)])
+        run.logits(batch)
+    one = Batch.from_rows([list(row)])
     flows = []
     for number, (name, rule, change) in enumerate(zip(names, rules, changed, strict=True)):
-        reading = Reading(run, change.sizes_TT, change.scale)
+        reading = Deviation(run, change.sizes_TT, change.scale)
         flows.append(LayerFlow(number, name, expected_flow([rule], one)[0], tuple(keys), reading))
     return flows
 
 
-def first_broken_layer(bench: Bench, row: Sequence[int], query: int, key: int) -> str:
+def first_broken_layer(context: AuditContext, row: Sequence[int], query: int, key: int) -> str:
     """In words: the first layer that lets ``key`` through to anything that must not see it."""
-    names = layer_names(bench)
+    names = layer_names(context)
     if not names:
         return ""
     anywhere_TT = torch.ones(len(row), len(row), dtype=torch.bool)
-    for flow in layer_flows(bench, row, [key]):
-        pairs = flow.leaks(bench, anywhere_TT)
+    for flow in layer_flows(context, row, [key]):
+        pairs = flow.leaks(context, anywhere_TT)
         if pairs:
             first = min(pairs, key=lambda pair: (pair[0] != query, pair))
             return f"; the first layer to break its rule is {flow.name}, at query {first[0]}, key {first[1]}"
     return "; each layer keeps to its rule, so it happens before, between or after them"
 
 
-def layer_names(bench: Bench) -> tuple[str, ...]:
+def layer_names(context: AuditContext) -> tuple[str, ...]:
     """The submodules that are the layers: named by the probe, or found by watching one run."""
 
     def find() -> tuple[str, ...]:
-        probe, count = bench.probe, len(bench.probe.rules)
+        probe, count = context.probe, len(context.probe.rules)
         if probe.layer_names is not None:
             return probe.layer_names if len(probe.layer_names) == count else ()
-        row = bench.tokens(min(4, bench.length))  # a source is 5 long
-        found = [names for names in stacks(bench.native, Request.from_rows([row])) if len(names) == count]
-        return _that_mixes(bench.native, _outermost(found), row, Request.from_rows)
+        row = context.tokens(min(4, context.length))  # a source is 5 long
+        found = [names for names in stacks(context.native, Batch.from_rows([row])) if len(names) == count]
+        return _that_mixes(context.native, _outermost(found), row, Batch.from_rows)
 
-    return bench.once("layer names", find)
+    return context.once("layer names", find)
 
 
-def source_layers(bench: Bench) -> tuple[tuple[str, ...], tuple[Visibility, ...]]:
+def source_layers(context: AuditContext) -> tuple[tuple[str, ...], tuple[Visibility, ...]]:
     """The layers of the encoder, found by watching one run, and their rules; one rule stands for all of them."""
 
     def find() -> tuple[tuple[str, ...], tuple[Visibility, ...]]:
-        rules, target = tuple(bench.probe.source_rules), bench.tokens(3)
-        row = bench.tokens(4)
+        rules, target = tuple(context.probe.source_rules), context.tokens(3)
+        row = context.tokens(4)
 
-        def beside(rows: list[list[int]]) -> Request:
-            return Request.from_pairs(rows, [target] * len(rows))
+        def beside(rows: list[list[int]]) -> Batch:
+            return Batch.from_pairs(rows, [target] * len(rows))
 
-        every = _outermost(stacks(bench.native, beside([row]), (1, len(row))))
+        every = _outermost(stacks(context.native, beside([row]), (1, len(row))))
         found = [names for names in every if len(names) == len(rules)]
         if not found and len(rules) == 1:
             found = every[:1] if len(every) == 1 else []
-        names = _that_mixes(bench.native, found, row, beside)
+        names = _that_mixes(context.native, found, row, beside)
         return names, rules * len(names) if len(rules) == 1 and names else rules
 
-    return bench.once("source layers", find)
+    return context.once("source layers", find)
 
 
 def _outermost(found: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
@@ -150,7 +151,7 @@ def _outermost(found: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
 
 
 def _that_mixes(
-    run: Run, found: Sequence[tuple[str, ...]], row: Sequence[int], ask: Callable[[list[list[int]]], Request]
+    run: TargetRun, found: Sequence[tuple[str, ...]], row: Sequence[int], ask: Callable[[list[list[int]]], Batch]
 ) -> tuple[str, ...]:
     """Of several lists the one whose modules carry something from token to token, as layers do and norms do not."""
     if len(found) < 2:
@@ -165,7 +166,7 @@ def _that_mixes(
     return some[0] if len(some) == 1 else next((names for names in some if all(mixing[names])), ())
 
 
-def stacks(run: Run, request: Request, shape: tuple[int, int] | None = None) -> list[tuple[str, ...]]:
+def stacks(run: TargetRun, batch: Batch, shape: tuple[int, int] | None = None) -> list[tuple[str, ...]]:
     """Lists of modules, each called once with a hidden stream and giving one: what layers look like from outside.
 
     ``shape`` is that of the tokens which the stream belongs to; None: of the request's own.
@@ -179,9 +180,9 @@ def stacks(run: Run, request: Request, shape: tuple[int, int] | None = None) -> 
         if isinstance(part, nn.ModuleList | nn.Sequential) and len(part)
     ]
     names = [name for each in lists for name in each]
-    taken = {name: Taken() for name in names}
+    taken = {name: CaptureIO() for name in names}
     with watching([module.get_submodule(name) for name in names], list(taken.values())):
-        run.logits(request)
-    wanted = request.shape if shape is None else shape
+        run.logits(batch)
+    wanted = batch.shape if shape is None else shape
     streams = {name for name, each in taken.items() if each.calls == 1 and each.is_stream(wanted)}
     return [each for each in lists if streams.issuperset(each)]

@@ -5,18 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pellucid.audits.method.bench import Bench
-from pellucid.audits.method.measure import Run, scale_of
-from pellucid.probe import Request
+from pellucid.audits.engine.context import AuditContext
+from pellucid.audits.engine.deviation import TargetRun, logit_scale
+from pellucid.batch import Batch
 
 Gradients = dict[str, Tensor]
 
 
-def gradients(bench: Bench, run: Run, request: Request) -> tuple[Tensor, Gradients]:
+def gradients(context: AuditContext, run: TargetRun, batch: Batch) -> tuple[Tensor, Gradients]:
     """``[B, T, V]`` logits, and what a fixed weighted sum over the real tokens gives each weight."""
     named = weights_of(run)
-    logits = run.differentiable(request)
-    total = (logits * bench.directions(logits))[request.real.to(logits.device)].sum()
+    logits = run.differentiable(batch)
+    total = (logits * context.directions(logits))[batch.token_mask.to(logits.device)].sum()
     if not named or not total.requires_grad:
         return logits.detach().cpu(), {}
     return logits.detach().cpu(), gradients_of(total, named)
@@ -29,35 +29,35 @@ def gradients_of(total: Tensor, named: dict[str, Tensor]) -> Gradients:
     return {name: torch.zeros_like(weight) if grad is None else grad for (name, weight), grad in pairs}
 
 
-def embedding_gradient(bench: Bench, run: Run, request: Request) -> Tensor | None:
+def embedding_gradient(context: AuditContext, run: TargetRun, batch: Batch) -> Tensor | None:
     """``[B, T, D]``: what the same weighted sum over the real tokens gives their embeddings."""
-    embeddings_BTD = run.embed(request).requires_grad_()
-    logits = run.differentiable(request.with_embeddings(embeddings_BTD))
-    (logits * bench.directions(logits))[request.real.to(logits.device)].sum().backward(inputs=[embeddings_BTD])
+    embeddings_BTD = run.embed(batch).requires_grad_()
+    logits = run.differentiable(batch.replace(inputs_embeds=embeddings_BTD))
+    (logits * context.directions(logits))[batch.token_mask.to(logits.device)].sum().backward(inputs=[embeddings_BTD])
     return embeddings_BTD.grad
 
 
-def weights_of(run: Run) -> dict[str, Tensor]:
+def weights_of(run: TargetRun) -> dict[str, Tensor]:
     """The parameters that take gradients, by name."""
     module = run.probe.module
     return {} if module is None else {name: p for name, p in module.named_parameters() if p.requires_grad}
 
 
-def tolerance_of(run: Run) -> float:
+def tolerance_of(run: TargetRun) -> float:
     """How far, relative to their scale, two right sums of gradients may lie apart."""
     return (1e-10 if run.dtype == torch.float64 else 10 * run.rounding) + 20 * run.noise
 
 
-def first_difference(run: Run, want: Gradients, got: Gradients) -> tuple[str, float] | None:
+def first_difference(run: TargetRun, want: Gradients, got: Gradients) -> tuple[str, float] | None:
     """The first weight whose two gradients differ beyond rounding, and by how much.
 
     A gradient that is 0 by its definition, such as that of a bias of all keys, is nothing but the rounding of others.
     """
     tolerance = tolerance_of(run)
-    noise = (run.rounding + run.noise) * max((scale_of(expected) for expected in want.values()), default=0.0)
+    noise = (run.rounding + run.noise) * max((logit_scale(expected) for expected in want.values()), default=0.0)
     for name, expected in want.items():
         size = float(torch.dist(got[name], expected, float("inf"))) if expected.numel() else 0.0
-        if not size <= max(tolerance * scale_of(expected), noise):
+        if not size <= max(tolerance * logit_scale(expected), noise):
             return name, size
     return None
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from pellucid.audits.method.bench import Bench
-from pellucid.audits.method.expected import expected_flow
-from pellucid.audits.method.layers import LayerFlow, layer_flows
-from pellucid.audits.method.measure import Reading
+from pellucid.audits.engine.context import AuditContext
+from pellucid.audits.engine.deviation import Deviation
+from pellucid.audits.engine.expected import expected_flow
+from pellucid.audits.engine.layers import LayerFlow, layer_flows
+from pellucid.batch import Batch
 from pellucid.errors import one_line
-from pellucid.probe import Request
-from pellucid.records import Finding, Status, Where
+from pellucid.records import Finding, Location, Status
 
 Ask = Callable[[int, Sequence[int]], list[LayerFlow]]
 """The layers' flows by the number of the draw (of tokens and changes) and the keys that are changed."""
@@ -25,11 +25,11 @@ _VANISHING = 1e-10  # where moves get so small, one more that is nothing proves 
 _PLAIN = 1e-3
 
 
-class Alone:
+class IsolatedLayers:
     """The layers on one row; ``ask`` runs them again with other tokens and other changes."""
 
-    def __init__(self, bench: Bench, ask: Ask, keys: Sequence[int]) -> None:
-        self.bench, self.ask = bench, ask
+    def __init__(self, context: AuditContext, ask: Ask, keys: Sequence[int]) -> None:
+        self.context, self.ask = context, ask
         self.flows = ask(0, keys)
 
     def unseen(self, flow: LayerFlow, among_TT: Tensor) -> list[list[int]]:
@@ -45,7 +45,7 @@ class Alone:
 
     def _mixes(self, flow: LayerFlow) -> bool:
         """Whether it carries anything from token to token, or one built like it does: a list may hold other parts."""
-        module = self.bench.probe.module
+        module = self.context.probe.module
         assert module is not None
         made = {each.number: [type(m) for m in module.get_submodule(each.name).modules()] for each in self.flows}
         return any(_moves(each) for each in self.flows if made[each.number] == made[flow.number])
@@ -65,27 +65,35 @@ def back_of(may_TT: Tensor) -> Tensor:
     return torch.ones_like(may_TT).tril(-1)
 
 
-def layers_alone(bench: Bench) -> list[Alone]:
+def layers_alone(context: AuditContext) -> list[IsolatedLayers]:
     """All layers of the target on a short row, and on the audit's own where that is longer: measured once."""
 
-    def measure() -> list[Alone]:
-        short = min(_SHORT, bench.length)
-        rows = [Alone(bench, lambda draw, keys: layer_flows(bench, bench.tokens(short), keys, draw), range(short))]
-        slots = min(_LONG, bench.length)
+    def measure() -> list[IsolatedLayers]:
+        short = min(_SHORT, context.length)
+        rows = [
+            IsolatedLayers(
+                context, lambda draw, keys: layer_flows(context, context.tokens(short), keys, draw), range(short)
+            )
+        ]
+        slots = min(_LONG, context.length)
         if slots > short:
-            keys = _telling(bench, slots)
-            rows.append(Alone(bench, lambda draw, keys: layer_flows(bench, bench.tokens(slots), keys, draw), keys))
+            keys = _telling(context, slots)
+            rows.append(
+                IsolatedLayers(
+                    context, lambda draw, keys: layer_flows(context, context.tokens(slots), keys, draw), keys
+                )
+            )
         return rows
 
-    return bench.once("layers alone", measure)
+    return context.once("layers alone", measure)
 
 
-def _telling(bench: Bench, slots: int) -> list[int]:
+def _telling(context: AuditContext, slots: int) -> list[int]:
     """The first and the last token, and those beside which the first or the last query's sight ends."""
-    request = Request.from_rows([bench.tokens(slots)])
+    batch = Batch.from_rows([context.tokens(slots)])
     keys = {0, slots - 1}
-    for rule in dict.fromkeys(bench.probe.rules):
-        may_TT = expected_flow([rule], request)[0]
+    for rule in dict.fromkeys(context.probe.rules):
+        may_TT = expected_flow([rule], batch)[0]
         for row_T in (may_TT[0], may_TT[-1]):
             ends = (row_T[1:] != row_T[:-1]).nonzero()[:, 0].tolist()
             keys |= {side for end in ends[:2] for side in (end, end + 1)}
@@ -93,8 +101,8 @@ def _telling(bench: Bench, slots: int) -> list[int]:
 
 
 def held_alone(
-    bench: Bench,
-    watch: Callable[[], Sequence[Alone]],
+    context: AuditContext,
+    watch: Callable[[], Sequence[IsolatedLayers]],
     among: Callable[[Tensor], Tensor],
     check: str,
     case: str,
@@ -109,7 +117,7 @@ def held_alone(
     found: list[Finding] = []
     for row in rows:
         for flow in row.flows:
-            one = layer_held(bench, row, flow, among(flow.may), check, case, declared=declared)
+            one = layer_held(context, row, flow, among(flow.may), check, case, declared=declared)
             if one is not None and one.status == "leak":
                 return one
             found += [one] if one is not None else []
@@ -117,8 +125,8 @@ def held_alone(
 
 
 def layer_held(
-    bench: Bench,
-    row: Alone,
+    context: AuditContext,
+    row: IsolatedLayers,
     flow: LayerFlow,
     among_TT: Tensor,
     check: str,
@@ -130,21 +138,21 @@ def layer_held(
 
     Seeing less than a rule that is only assumed is no fault.
     """
-    wide = flow.leaks(bench, among_TT)
+    wide = flow.leaks(context, among_TT)
     if wide:
         query, key = wide[0]
         message = f"{flow.name} lets token {key} through to query {query}, {side_of(query, key)}, "
         far = back is not None and query - key > back
         message += f"but may look {back} back" if far else "which its rule hides"
-        return Finding(check, "leak", message, case, Where(0, query, key), float(flow.reading.sizes[query, key]))
-    unseen = row.unseen(flow, among_TT) if declared and bench.probe.declared else []
+        return Finding(check, "leak", message, case, Location(0, query, key), float(flow.reading.sizes[query, key]))
+    unseen = row.unseen(flow, among_TT) if declared and context.probe.rules_declared else []
     if not unseen:
         return None
     query, key = unseen[0]
     message = f"{flow.name} does not see token {key} from query {query}, {side_of(query, key)}, which its rule shows"
     decided = "no bit of its output moved"
-    status = status_of_unseen(bench, Reading(flow.reading.run, _apart(flow), flow.reading.scale))
-    return Finding(check, status, message, case, Where(0, query, key), 0.0, decided)
+    status = status_of_unseen(context, Deviation(flow.reading.run, _apart(flow), flow.reading.scale))
+    return Finding(check, status, message, case, Location(0, query, key), 0.0, decided)
 
 
 def side_of(query: int, key: int) -> str:
@@ -152,7 +160,7 @@ def side_of(query: int, key: int) -> str:
     return "its own" if query == key else f"{query - key} back" if key < query else f"{key - query} ahead"
 
 
-def status_of_unseen(bench: Bench, reading: Reading) -> Status:
+def status_of_unseen(context: AuditContext, reading: Deviation) -> Status:
     """How bad a pair is that moved nothing: plain where the others move far above rounding, as in float64 all do.
 
     Where moves fade out by themselves, the last of them vanish in rounding, which is nobody's fault.
@@ -161,5 +169,5 @@ def status_of_unseen(bench: Bench, reading: Reading) -> Status:
     least = _VANISHING if reading.run.dtype == torch.float64 else 10 * reading.run.rounding
     if moves.numel() and float(moves.min()) < least:
         return "fragile"
-    plain = bench.probe.declared and bool(moves.numel()) and float(moves.median()) > _PLAIN
-    return "leak" if plain else bench.status_of_unseen
+    plain = context.probe.rules_declared and bool(moves.numel()) and float(moves.median()) > _PLAIN
+    return "leak" if plain else context.status_of_unseen

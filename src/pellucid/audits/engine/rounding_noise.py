@@ -13,7 +13,7 @@ STEP = 2.0**-22
 Ask = Callable[[], Tensor]
 
 
-def kept_noise(module: nn.Module, asks: Sequence[Ask]) -> float:
+def rounding_noise(module: nn.Module, asks: Sequence[Ask]) -> float:
     """The rounding a float64 copy still shows: large when the module casts to less precision inside.
 
     ``asks`` are ways to ask it the same; the largest counts. Three runs each, with weights scaled by 1, 1 + e and

@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from pellucid.audits.method.measure import Run, moved, scale_of
-from pellucid.probe import Request
+from pellucid.audits.engine.deviation import TargetRun, logit_scale, max_abs_diff
+from pellucid.batch import Batch
 
 Kept = TypeVar("Kept")
 
 
-class Taken:
+class CaptureIO:
     """A layer's input and output in the unchanged run: copies, for either may be written over later."""
 
     def __init__(self) -> None:
@@ -45,10 +45,10 @@ class Taken:
         return tuple(out.shape[:2]) in (shape, shape[::-1])
 
 
-class Changed:
+class PerturbInput:
     """The same layer once more: in row r of the batch the stream of token ``keys[r]`` is another."""
 
-    def __init__(self, taken: Taken, keys: Sequence[int], length: int, draw: int) -> None:
+    def __init__(self, taken: CaptureIO, keys: Sequence[int], length: int, draw: int) -> None:
         self.taken, self.keys, self.draw = taken, keys, draw
         self.sizes_TT, self.scale = torch.zeros(length, length, dtype=torch.float64), 1.0
 
@@ -74,8 +74,8 @@ class Changed:
         assert before is not None
         assert after is not None
         before_BTD, after_BTD = self._rows_first(before), self._rows_first(after)
-        self.sizes_TT[:, list(self.keys)] = moved(before_BTD, after_BTD).T.cpu()
-        self.scale = scale_of(before_BTD)
+        self.sizes_TT[:, list(self.keys)] = max_abs_diff(before_BTD, after_BTD).T.cpu()
+        self.scale = logit_scale(before_BTD)
         return _with_first(self.taken.gave, before.clone())
 
     def _rows_first(self, x: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ class Changed:
 
 
 @contextmanager
-def watching(parts: Sequence[nn.Module], watchers: Sequence[Taken | Changed]) -> Iterator[None]:
+def watching(parts: Sequence[nn.Module], watchers: Sequence[CaptureIO | PerturbInput]) -> Iterator[None]:
     with ExitStack() as stack:
         for part, watcher in zip(parts, watchers, strict=True):
             stack.callback(part.register_forward_pre_hook(watcher.enter, with_kwargs=True).remove)
@@ -92,7 +92,7 @@ def watching(parts: Sequence[nn.Module], watchers: Sequence[Taken | Changed]) ->
 
 
 @contextmanager
-def memory_changed(run: Run) -> Iterator[None]:
+def memory_changed(run: TargetRun) -> Iterator[None]:
     """While inside, slot r of what row r's decoder reads is another."""
     assert run.probe.module is not None
     assert run.probe.memory_name is not None
@@ -112,25 +112,25 @@ def memory_changed(run: Run) -> Iterator[None]:
         handle.remove()
 
 
-def output_of(run: Run, name: str, request: Request) -> Tensor | None:
+def output_of(run: TargetRun, name: str, batch: Batch) -> Tensor | None:
     """What the submodule ``name`` gives in a run: its first tensor, on the host. None: it gives none."""
 
-    def kept(output: Any) -> Tensor | None:
+    def first_tensor(output: Any) -> Tensor | None:
         first = _first(output)
         return None if first is None else first.detach().cpu().clone()
 
-    given = outputs_of(run, name, request, kept)
+    given = outputs_of(run, name, batch, first_tensor)
     return given[-1] if given else None
 
 
-def outputs_of(run: Run, name: str, request: Request, kept: Callable[[Any], Kept]) -> list[Kept]:
+def outputs_of(run: TargetRun, name: str, batch: Batch, kept: Callable[[Any], Kept]) -> list[Kept]:
     """What is ``kept`` of each output of the submodule ``name`` (empty: of the whole) in a run."""
     assert run.probe.module is not None
     given: list[Kept] = []
     part = run.probe.module.get_submodule(name)
     handle = part.register_forward_hook(lambda _module, _args, output: given.append(kept(output)))
     try:
-        run.logits(request)
+        run.logits(batch)
     finally:
         handle.remove()
     return given

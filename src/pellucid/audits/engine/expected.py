@@ -7,24 +7,25 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pellucid.probe import Request, Visibility
+from pellucid.batch import Batch
+from pellucid.probe import Visibility
 from pellucid.visibility import Coordinates
 
 
-def expected_flow(rules: Sequence[Visibility], request: Request) -> Tensor:
+def expected_flow(rules: Sequence[Visibility], batch: Batch) -> Tensor:
     """``Bool[B, T, T]`` [query, key]: information may get from the key's input to the query's output.
 
     Each layer passes on what it sees and, by the residual stream, what it holds: after two layers of
     ``causal() & window(3)`` a query is reached by the four tokens before it. Besides its mask, a rule is held
     to the bounds that it states (``ahead``, ``reach``), so that a mask that breaks them is found out.
     """
-    places = Coordinates(request.positions, request.segments)
-    itself_BTT = torch.diag_embed(request.real)
+    places = Coordinates(batch.positions, batch.segments)
+    itself_BTT = torch.diag_embed(batch.token_mask)
     flow_BTT = itself_BTT
     for rule in rules:
         sees_BTT = rule.mask(places, places)[:, 0] | itself_BTT
         flow_BTT = (sees_BTT.float() @ flow_BTT.float()) > 0
-    return flow_BTT & _within_bounds(rules, request.positions)
+    return flow_BTT & _within_bounds(rules, batch.positions)
 
 
 def _within_bounds(rules: Sequence[Visibility], positions_BT: Tensor) -> Tensor:

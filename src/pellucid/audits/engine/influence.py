@@ -8,27 +8,27 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pellucid.audits.method.bench import Bench
-from pellucid.audits.method.changes import Changes, sample, telling
-from pellucid.audits.method.expected import expected_flow
-from pellucid.audits.method.judge import Index, finding, judge
-from pellucid.audits.method.measure import Reading, Run
-from pellucid.audits.method.tails import mixed_rows
-from pellucid.probe import Request
-from pellucid.records import LONGEST_VIEW, MOST_WEIGHTS, Finding, Flow, TokenView, Where
+from pellucid.audits.engine.context import AuditContext
+from pellucid.audits.engine.decision import Index, finding, judge
+from pellucid.audits.engine.deviation import Deviation, TargetRun
+from pellucid.audits.engine.expected import expected_flow
+from pellucid.audits.engine.perturbation import Perturbations, informative_cuts, sample
+from pellucid.audits.engine.suffix_perturbation import mixed_rows
+from pellucid.batch import Batch
+from pellucid.records import LONGEST_VIEW, MOST_WEIGHTS, Finding, Flow, Location, TokenView
 
 Explain = Callable[[int, int], str]
 
 
 @dataclass(frozen=True, eq=False)
-class MeasuredFlow:
+class InfluenceMatrix:
     """What was measured. ``may_TT`` and the readings' sizes are ``[query, key]``."""
 
     row: list[int]
     may: Tensor
     direct: Tensor
-    changes: Changes
-    readings: list[Reading]
+    changes: Perturbations
+    readings: list[Deviation]
 
     @property
     def moved(self) -> Tensor:
@@ -53,14 +53,14 @@ class MeasuredFlow:
         shown = min(len(self.row), LONGEST_VIEW)
         return Flow(title, self.may[:shown, :shown].tolist(), self._sizes(shown), note=self.changes.coverage)
 
-    def view(self, bench: Bench) -> TokenView:
+    def view(self, context: AuditContext) -> TokenView:
         """The same token by token, with what each layer attends to where the target tells."""
-        shown, probe = min(len(self.row), LONGEST_VIEW), bench.probe
+        shown, probe = min(len(self.row), LONGEST_VIEW), context.probe
         tokens, may = tuple(map(str, self.row[:shown])), self.may[:shown, :shown].tolist()
         attention: list[list[list[list[float]]]] = []
-        if bench.can("attention"):
+        if context.can("attention"):
             with torch.no_grad():
-                weights = probe.attention(bench.native.placed(Request.from_rows([self.row[:shown]])))
+                weights = probe.attention(context.native.placed(Batch.from_rows([self.row[:shown]])))
             fits = sum(w.shape[1] for w in weights) * shown**2 <= MOST_WEIGHTS
             attention = [w[0].float().tolist() for w in weights] if fits else []
         names = tuple(f"{number}: {rule.describe()}" for number, rule in enumerate(probe.rules))
@@ -75,31 +75,33 @@ class MeasuredFlow:
         return [[size if seen else None for size, seen in zip(row, watched, strict=True)] for row in sizes_TT.tolist()]
 
 
-def flow_of(bench: Bench) -> MeasuredFlow:
+def flow_of(context: AuditContext) -> InfluenceMatrix:
     """The plain flow of the target."""
 
-    def measure() -> MeasuredFlow:
-        return measured(bench, Changes(bench, bench.row, Run.logits, first=_suspects(bench, bench.row)))
+    def measure() -> InfluenceMatrix:
+        return measured(
+            context, Perturbations(context, context.row, TargetRun.logits, first=_suspects(context, context.row))
+        )
 
-    return bench.once("flow", measure)
+    return context.once("flow", measure)
 
 
-def measured(bench: Bench, changes: Changes) -> MeasuredFlow:
+def measured(context: AuditContext, changes: Perturbations) -> InfluenceMatrix:
     """The target's own dtype; float64 where something moved that must not, or did not that should.
 
     Where every token is changed, float64 is asked with other tokens too: over few numbers the bits of the target's
     own dtype may hide what is small.
     """
-    request = Request.from_rows([changes.base])
-    may_TT = expected_flow(bench.probe.rules, request)[0]
+    batch = Batch.from_rows([changes.base])
+    may_TT = expected_flow(context.probe.rules, batch)[0]
     direct_TT = torch.zeros_like(may_TT)
-    for rule in bench.probe.rules:
-        direct_TT |= expected_flow([rule], request)[0]
+    for rule in context.probe.rules:
+        direct_TT |= expected_flow([rule], batch)[0]
     native = changes.native()
     watched_TT = torch.zeros_like(may_TT).index_fill_(1, torch.tensor(changes.keys), True)
     still = bool((watched_TT & direct_TT & (native.sizes == 0)).any())
     exact = changes.exact(like_native=False) if changes.whole or still else None
-    if bench.exact is None:
+    if context.exact is None:
         native.sizes = torch.maximum(native.sizes, changes.native(special=True).sizes)
     if bool(torch.where(may_TT, 0.0, native.sizes).any()):
         alike = changes.exact(like_native=True)
@@ -107,44 +109,46 @@ def measured(bench: Bench, changes: Changes) -> MeasuredFlow:
             alike.sizes = torch.maximum(alike.sizes, exact.sizes)
         exact = alike
     readings = [native] if exact is None else [native, exact]
-    return MeasuredFlow(changes.base, may_TT, direct_TT, changes, readings)
+    return InfluenceMatrix(changes.base, may_TT, direct_TT, changes, readings)
 
 
-def kept(bench: Bench, flow: MeasuredFlow, among_TT: Tensor, check: str, case: str, explain: Explain) -> Finding:
+def assert_no_influence(
+    context: AuditContext, flow: InfluenceMatrix, among_TT: Tensor, check: str, case: str, explain: Explain
+) -> Finding:
     """Whether no output moved by a token that it must not see, looking at the pairs ``among_TT`` only."""
-    hidden = [Reading(r.run, torch.where(among_TT & ~flow.may, r.sizes, 0.0), r.scale) for r in flow.readings]
+    hidden = [Deviation(r.run, torch.where(among_TT & ~flow.may, r.sizes, 0.0), r.scale) for r in flow.readings]
 
-    def place(run: Run, index: Index) -> tuple[Where, str]:
+    def place(run: TargetRun, index: Index) -> tuple[Location, str]:
         del run
         query, key = index
         side = f"{key - query} ahead" if key > query else f"{query - key} back, beyond the declared rules"
         said = f"the output at {query} moves when token {key} is changed, {side}"
-        return Where(0, query, key), said + explain(query, key)
+        return Location(0, query, key), said + explain(query, key)
 
     good = f"no output moved by a token that it must not see ({flow.changes.coverage})"
-    result = finding(bench, check, case, hidden, bits=True, good=good, place=place)
+    result = finding(context, check, case, hidden, bits=True, good=good, place=place)
     if result.status != "leak":
         return result
-    verdict = judge(bench, hidden, bits=True)
+    verdict = judge(context, hidden, bits=True)
     pairs = (verdict.reading.sizes > verdict.limit).nonzero().tolist()[:4]
     if any(flow.changes.alone(verdict.reading.run, query, key) for query, key in pairs):
         return result
     return mixed_rows(result)
 
 
-def _suspects(bench: Bench, row: list[int]) -> list[int]:
+def _suspects(context: AuditContext, row: list[int]) -> list[int]:
     """Of a sequence too long to change every token: the keys into which a forbidden gradient flows."""
-    if len(row) * len(row) <= bench.most_tokens or not bench.can("embeddings"):
+    if len(row) * len(row) <= context.most_tokens or not context.can("embeddings"):
         return []
-    may_TT = expected_flow(bench.probe.rules, Request.from_rows([row]))[0]
+    may_TT = expected_flow(context.probe.rules, Batch.from_rows([row]))[0]
     try:
-        asked_RT, sizes_RT = gradients(bench, row)
+        asked_RT, sizes_RT = gradients(context, row)
     except RuntimeError:  # it takes no gradient, which the gradient's own case will tell
         return []
-    found_RT = torch.where(reached(may_TT, asked_RT), 0.0, sizes_RT) > 1e-3 * bench.native.rounding * float(
+    found_RT = torch.where(reached(may_TT, asked_RT), 0.0, sizes_RT) > 1e-3 * context.native.rounding * float(
         sizes_RT.max()
     )
-    return found_RT.any(0).nonzero()[:, 0].tolist()[: bench.most_tokens // len(row) // 2]
+    return found_RT.any(0).nonzero()[:, 0].tolist()[: context.most_tokens // len(row) // 2]
 
 
 def reached(may_TT: Tensor, asked_RT: Tensor) -> Tensor:
@@ -152,7 +156,7 @@ def reached(may_TT: Tensor, asked_RT: Tensor) -> Tensor:
     return (asked_RT.float() @ may_TT.float()) > 0
 
 
-def gradients(bench: Bench, row: list[int]) -> tuple[Tensor, Tensor]:
+def gradients(context: AuditContext, row: list[int]) -> tuple[Tensor, Tensor]:
     """``Bool[R, T]`` queries, and ``[R, T]``: how large the gradient of their outputs is at each key.
 
     Half of the rows ask for one query each, half for all queries up to a cut: into what comes after a cut no
@@ -160,17 +164,17 @@ def gradients(bench: Bench, row: list[int]) -> tuple[Tensor, Tensor]:
     """
 
     def measure() -> tuple[Tensor, Tensor]:
-        run, count = bench.native, min(4, bench.most_tokens // len(row) // 4)
+        run, count = context.native, min(4, context.most_tokens // len(row) // 4)
         places = torch.arange(len(row))
-        asked_RT = places <= torch.tensor(telling(len(row), max(count, 1)))[:, None]
+        asked_RT = places <= torch.tensor(informative_cuts(len(row), max(count, 1)))[:, None]
         if count > 1:
             asked_RT = torch.cat([torch.tensor(sample(len(row), count))[:, None] == places, asked_RT])
-        request = Request.from_rows([row] * len(asked_RT))
-        embeddings = run.embed(request).requires_grad_()
-        logits = run.differentiable(request.with_embeddings(embeddings))
-        weighted_RT = (logits * bench.directions(logits)).sum(-1)
+        batch = Batch.from_rows([row] * len(asked_RT))
+        embeddings = run.embed(batch).requires_grad_()
+        logits = run.differentiable(batch.replace(inputs_embeds=embeddings))
+        weighted_RT = (logits * context.directions(logits)).sum(-1)
         weighted_RT[asked_RT.to(logits.device)].sum().backward(inputs=[embeddings])
         assert embeddings.grad is not None
         return asked_RT, embeddings.grad.abs().amax(-1).double().cpu()
 
-    return bench.once(f"gradients {row}", measure)
+    return context.once(f"gradients {row}", measure)

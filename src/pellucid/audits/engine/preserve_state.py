@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pellucid.audits.method.world import put_back, switches
+from pellucid.audits.engine.global_state import put_back, switches
 
 
 @contextmanager
-def left_as_found(module: nn.Module | None, *, weights: bool = True) -> Iterator[None]:
+def preserve_state(module: nn.Module | None, *, weights: bool = True) -> Iterator[None]:
     """Eval mode inside; outside, modes, flags, weights, buffers, gradients, hooks and random states are as before.
 
     ``weights=False``: of a copy that nobody else holds, whose weights need not be kept beside it.

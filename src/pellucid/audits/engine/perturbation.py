@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from pellucid.audits.method.bench import Bench
-from pellucid.audits.method.measure import Reading, Run, moved, scale_of
-from pellucid.probe import Request
+from pellucid.audits.engine.context import AuditContext
+from pellucid.audits.engine.deviation import Deviation, TargetRun, logit_scale, max_abs_diff
+from pellucid.batch import Batch
 
-Forward = Callable[[Run, Request], Tensor]
+Forward = Callable[[TargetRun, Batch], Tensor]
 Row = list[int]
 
 _FEWEST = 3  # keys of a sequence too long to change them all
@@ -24,12 +24,12 @@ def sample(length: int, most: int) -> list[int]:
     return sorted({1, *(round(i * (length - 1) / max(most - 2, 1)) for i in range(most - 1))})
 
 
-def inside(length: int, count: int) -> list[int]:
+def even_cuts(length: int, count: int) -> list[int]:
     """At most ``count`` places before the last, evenly spread: a cut behind each leaves something behind it."""
     return sorted({(number + 1) * (length - 1) // (count + 1) for number in range(count)})
 
 
-def telling(length: int, count: int) -> list[int]:
+def informative_cuts(length: int, count: int) -> list[int]:
     """At most ``count`` places to cut behind: the borders of common blocks, and evenly spread ones between them.
 
     A block that sees a little too far is found behind its border, one that is open inside between borders.
@@ -39,10 +39,10 @@ def telling(length: int, count: int) -> list[int]:
     blocks = (block for block in (64, 32, 128, 16, 256, 8) if block < length)
     borders = dict.fromkeys(start - 1 for block in blocks for start in range(block, length, 2 * block))
     half = list(borders)[: count // 2]
-    return sorted({*half, *inside(length, count - len(half))})
+    return sorted({*half, *even_cuts(length, count - len(half))})
 
 
-class Changes:
+class Perturbations:
     """Change tokens of one sequence and watch every output, ``forward`` saying how it is run.
 
     In the target's own dtype each copy is compared with an unchanged row in the same place of the same shape, so
@@ -51,15 +51,15 @@ class Changes:
     """
 
     def __init__(
-        self, bench: Bench, row: Row, forward: Forward, *, most: int | None = None, first: Sequence[int] = ()
+        self, context: AuditContext, row: Row, forward: Forward, *, most: int | None = None, first: Sequence[int] = ()
     ) -> None:
-        self.bench, self.base, self.forward = bench, row, forward
+        self.context, self.base, self.forward = context, row, forward
         if most is None:  # of a long row whole tails are changed besides
-            every = bench.most_tokens // len(row)
+            every = context.most_tokens // len(row)
             most = every if every >= len(row) else every - 2
         self.keys = sorted({*first, *sample(len(row), max(most - len(first), _FEWEST))})
-        ends = bench.ends
-        self.random = [bench.other(token) for token in row]
+        ends = context.ends
+        self.random = [context.other(token) for token in row]
         middle = sum(ends) / 2
         self.special = [ends[1] if token < middle else ends[0] for token in row]
         self._unchanged: dict[tuple[int, int], Tensor] = {}
@@ -73,32 +73,28 @@ class Changes:
     def coverage(self) -> str:
         return "every token changed" if self.whole else f"{len(self.keys)} of {len(self.base)} tokens changed"
 
-    def native(self, special: bool = False) -> Reading:
+    def native(self, special: bool = False) -> Deviation:
         """``sizes[query, key]`` in the target's own dtype; keys that were not changed stay 0."""
-        return self._read(self.bench.native, self.special if special else self.random)
+        return self._read(self.context.native, self.special if special else self.random)
 
-    def exact(self, like_native: bool) -> Reading | None:
+    def exact(self, like_native: bool) -> Deviation | None:
         """The same in float64, with special tokens, or with those of the other run to have both alike."""
-        if self.bench.exact is None:
+        if self.context.exact is None:
             return None
-        return self._read(self.bench.exact, self.random if like_native else self.special)
+        return self._read(self.context.exact, self.random if like_native else self.special)
 
-    def alone(self, run: Run, query: int, key: int) -> bool:
+    def alone(self, run: TargetRun, query: int, key: int) -> bool:
         """Whether the key still moves the query when nothing else is in the batch."""
         before = self.unchanged(run, 1)
-        afters = (
-            self.forward(run, Request.from_rows([self.with_key(key, new)])) for new in (self.random, self.special)
-        )
-        return any(float(moved(before, after)[0, query]) > 0 for after in afters)
+        afters = (self.forward(run, Batch.from_rows([self.with_key(key, new)])) for new in (self.random, self.special))
+        return any(float(max_abs_diff(before, after)[0, query]) > 0 for after in afters)
 
-    def felt(self, run: Run, key: int) -> list[int]:
+    def felt(self, run: TargetRun, key: int) -> list[int]:
         """The queries that move beyond rounding when this key alone is changed, with nothing else in the batch."""
         before = self.unchanged(run, 1)
-        limit = (1e-12 if run.dtype == torch.float64 else run.rounding) * scale_of(before) + 20 * run.noise
-        afters = [
-            self.forward(run, Request.from_rows([self.with_key(key, new)])) for new in (self.random, self.special)
-        ]
-        sizes_T = torch.stack([moved(before, after)[0] for after in afters]).amax(0)
+        limit = (1e-12 if run.dtype == torch.float64 else run.rounding) * logit_scale(before) + 20 * run.noise
+        afters = [self.forward(run, Batch.from_rows([self.with_key(key, new)])) for new in (self.random, self.special)]
+        sizes_T = torch.stack([max_abs_diff(before, after)[0] for after in afters]).amax(0)
         return (sizes_T > limit).nonzero()[:, 0].tolist()
 
     def with_key(self, key: int, new: Row) -> Row:
@@ -109,34 +105,34 @@ class Changes:
         """The row in which everything behind ``cut`` is another."""
         return [*self.base[: cut + 1], *(self.special if special else self.random)[cut + 1 :]]
 
-    def unchanged(self, run: Run, rows: int) -> Tensor:
+    def unchanged(self, run: TargetRun, rows: int) -> Tensor:
         """``[rows, T, V]`` of so many copies of the row as it is; run once."""
         key = (id(run), rows)
         if key not in self._unchanged:
-            request = Request.from_rows([self.base] * rows)
-            plain = run.plain(request) if self.forward is Run.logits else self.forward(run, request)
+            batch = Batch.from_rows([self.base] * rows)
+            plain = run.plain(batch) if self.forward is TargetRun.logits else self.forward(run, batch)
             self._unchanged[key] = plain
         return self._unchanged[key]
 
-    def moves(self, run: Run, rows: Sequence[Row]) -> tuple[Tensor, float]:
+    def moves(self, run: TargetRun, rows: Sequence[Row]) -> tuple[Tensor, float]:
         """``[R, T]``: how far each of these rows' outputs are from the unchanged row's, and their scale."""
-        beside = run is not self.bench.native
+        beside = run is not self.context.native
         each = self._at_once(len(rows))
         before = self.unchanged(run, 1 if beside else each)
         sizes = []
         for start in range(0, len(rows), each):
             block = list(rows[start : start + each])
             spare = 0 if beside else each - len(block)  # one shape for all
-            after = self.forward(run, Request.from_rows(block + block[-1:] * spare))
-            sizes.append(moved(before.expand_as(after), after)[: len(block)])
-        return torch.cat(sizes), scale_of(before)
+            after = self.forward(run, Batch.from_rows(block + block[-1:] * spare))
+            sizes.append(max_abs_diff(before.expand_as(after), after)[: len(block)])
+        return torch.cat(sizes), logit_scale(before)
 
     def _at_once(self, rows: int) -> int:
         """Rows a batch, such that the last is nearly as full as the others."""
-        return -(-rows // -(-rows // max(1, self.bench.at_once // len(self.base))))
+        return -(-rows // -(-rows // max(1, self.context.at_once // len(self.base))))
 
-    def _read(self, run: Run, new: Row) -> Reading:
+    def _read(self, run: TargetRun, new: Row) -> Deviation:
         sizes_TT = torch.zeros(len(self.base), len(self.base), dtype=torch.float64)
         moves_KT, scale = self.moves(run, [self.with_key(key, new) for key in self.keys])
         sizes_TT[:, self.keys] = moves_KT.T
-        return Reading(run, sizes_TT, scale)
+        return Deviation(run, sizes_TT, scale)

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
-from pellucid.audits.method.measure import Run
+from pellucid.audits.engine.deviation import TargetRun
 from pellucid.errors import UnsupportedError, one_line
 
 _NESTED = 3  # how deep configurations are looked through for probabilities
 
 
-def copied(run: Run) -> Run:
+def deep_copy(run: TargetRun) -> TargetRun:
     """The same target over a deep copy of its module.
 
     Raises:
@@ -30,14 +30,14 @@ def copied(run: Run) -> Run:
     if module is None:
         raise UnsupportedError("it is not a module that could be copied")
     try:
-        twin = Run(run.probe.over(copy.deepcopy(module)), run.source)
+        twin = TargetRun(run.probe.with_module(copy.deepcopy(module)), run.source)
     except Exception as error:  # anybody's code
         raise UnsupportedError(f"it cannot be copied: {one_line(error)}") from error
     twin.dtype, twin.noise = run.dtype, run.noise
     return twin
 
 
-def as_it_is(module: object) -> nn.Module | None:
+def shallow_weight_copy(module: object) -> nn.Module | None:
     """A copy that shares the weights and nothing else, so that it stays what it is now; None where none can be made."""
     if not isinstance(module, nn.Module):
         return None
@@ -47,7 +47,7 @@ def as_it_is(module: object) -> nn.Module | None:
         return None
 
 
-def over(run: Run, module: nn.Module) -> Run:
+def run_on(run: TargetRun, module: nn.Module) -> TargetRun:
     """The same target over ``module``, which making a probe must not have asked anything yet.
 
     Raises:
@@ -55,15 +55,15 @@ def over(run: Run, module: nn.Module) -> Run:
     """
     own = vars(run.probe) if hasattr(run.probe, "__dict__") else {}
     held = [name for name, value in own.items() if value is run.probe.module]
-    probe = copy.copy(run.probe) if held else run.probe.over(module)
+    probe = copy.copy(run.probe) if held else run.probe.with_module(module)
     for name in held:
         setattr(probe, name, module)
-    twin = Run(probe, run.source)
+    twin = TargetRun(probe, run.source)
     twin.dtype, twin.noise = run.dtype, run.noise
     return twin
 
 
-def module_of(run: Run) -> nn.Module:
+def module_of(run: TargetRun) -> nn.Module:
     """The module of a run that has one."""
     module = run.probe.module
     assert module is not None
