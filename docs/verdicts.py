@@ -56,7 +56,7 @@ def audited(kind: str, model_type: str, class_name: str, checks: list[str]) -> d
     row: dict[str, Any] = {"kind": kind, "type": model_type, "class": class_name}
     start = time.perf_counter()
     try:
-        from pellucid.audits.probes.hf import probe_for_hf
+        from pellucid.audits.probes.hf_detect import probe_for_hf
         from pellucid.audits.run import audit
 
         probe = probe_for_hf(built(kind, model_type, class_name))
@@ -181,7 +181,7 @@ def main() -> None:
     import torch
     from transformers import BertModel, LlamaForCausalLM, T5Model  # noqa: F401 (once, before children are forked)
 
-    import pellucid.audits.probes.hf
+    import pellucid.audits.probes.hf_detect
     import pellucid.audits.run  # noqa: F401
 
     torch.set_num_threads(1)

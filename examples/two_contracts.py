@@ -29,7 +29,7 @@ def configs() -> tuple[pl.ModelConfig, pl.ModelConfig]:
     }
     wide = pl.ModelConfig(**shared, layers=["causal", "causal"])
     narrow = pl.ModelConfig(
-        **shared, layers=["causal & window(3)"] * 2, position={"kind": "rope", "pairing": "interleaved"}
+        **shared, layers=["causal & window(3)"] * 2, position={"kind": "rope", "interleaved": True}
     )
     return wide, narrow
 

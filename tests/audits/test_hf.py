@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from pellucid.audits import CHECKS, audit
-from pellucid.audits.probes.hf import ALL_ONES, HFCausalProbe, HFMaskedProbe, HFSeq2SeqProbe, probe_for_hf
+from pellucid.audits.probes.hf_detect import probe_for_hf
+from pellucid.audits.probes.hf_probe import ALL_ONES, HFCausalProbe, HFMaskedProbe, HFSeq2SeqProbe
 from pellucid.audits.probes.hf_rules import rules_of, source_rules_of
 from pellucid.batch import Batch
 from pellucid.errors import InputError, UnsupportedError
@@ -257,7 +258,7 @@ def test_a_probe_leaves_what_its_owner_has_set():
     model = LlamaForCausalLM(LlamaConfig(vocab_size=40, **sizes))
     model.gradient_checkpointing_enable()
     kept = [getattr(part, "gradient_checkpointing", None) for part in model.modules()]
-    probe = HFCausalProbe(model)
+    probe = probe_for_hf(model)
     with probe.checkpointing():
         pass
     assert [getattr(part, "gradient_checkpointing", None) for part in model.modules()] == kept

@@ -8,7 +8,7 @@ from pellucid.audits import audit
 from pellucid.audits.engine.context import AuditContext
 from pellucid.audits.engine.decision import judge
 from pellucid.audits.engine.deviation import Deviation
-from pellucid.audits.probes.tokens import TokensProbe
+from pellucid.audits.probes.tokens_probe import TokensProbe
 
 
 class Kernel(nn.Module):

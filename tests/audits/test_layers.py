@@ -9,7 +9,7 @@ from broken_models.encoder_decoder import StreamingPair
 from broken_models.layers import BothWays, PlainStack, PrefixStack, RightContext, SinksStack, Stack
 from pellucid.audits import TokensProbe, audit
 from pellucid.audits.broken import TinyEncoderDecoder
-from pellucid.audits.probes.torch_layers import TorchLayersProbe
+from pellucid.audits.probes.torch_layers_probe import TorchLayersProbe
 from pellucid.errors import InputError
 from pellucid.visibility import causal, full, window
 

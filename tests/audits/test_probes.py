@@ -10,8 +10,8 @@ from broken_models.hf_style import HFStyleDecoder
 from broken_models.masks import DiscardsTheFill
 from broken_models.positions import IgnoresPositions
 from pellucid.audits import audit
-from pellucid.audits.probes.named import NamedProbe
-from pellucid.audits.run import probe_for
+from pellucid.audits.probes.keyword_probe import KeywordProbe
+from pellucid.audits.probes.probe_for import probe_for
 from pellucid.audits.targets import from_text
 from pellucid.errors import InputError
 
@@ -37,13 +37,13 @@ class Mean(nn.Module):
 
 def test_a_forward_like_that_of_transformers_is_asked_about_padding_and_positions():
     probe = probe_for(bare(HFStyleDecoder))
-    assert isinstance(probe, NamedProbe)
+    assert isinstance(probe, KeywordProbe)
     assert probe.capabilities == {"embeddings", "padding", "positions"}
     assert probe.call_modes == ("with an all-ones mask",)
     report = audit(bare(HFStyleDecoder), checks=["padding", "positions", "mask_ignored", "future"])
     assert not any(finding.failed for finding in report.findings)
     assert "with an all-ones mask" in {finding.case for finding in report.findings}
-    assert report.called.startswith("called by NamedProbe (embeddings, padding, positions)")
+    assert report.called.startswith("called by KeywordProbe (embeddings, padding, positions)")
     assert audit(bare(DiscardsTheFill), checks=["mask_ignored"]).verdicts == {"mask_ignored": "leak"}
     assert audit(bare(IgnoresPositions), checks=["positions"]).verdicts == {"positions": "leak"}
 
@@ -67,16 +67,16 @@ def test_what_needs_more_than_is_known_is_called_with_tokens_alone():
     with pytest.raises(InputError, match="vocabulary's size cannot be read off More, which raised TypeError"):
         probe_for(More())
     with pytest.raises(InputError, match="takes neither attention_mask nor position_ids"):
-        NamedProbe(nn.Linear(2, 2))
+        KeywordProbe(nn.Linear(2, 2))
 
 
 @pytest.mark.parametrize("name", ["BertModel", "GPT2Model"])
-def test_models_without_a_head_are_watched_by_their_hidden_states(name):
+def test_models_without_a_head_are_compared_by_their_hidden_states(name):
     pytest.importorskip("transformers")
     report = audit(from_text(f"transformers:{name}"), checks=["future", "batch", "loss"])
     assert report.verdicts["batch"] == "pass"
     assert report.verdicts["loss"] == "not_applicable"
-    assert "watched by its hidden states for it gives no logits" in report.called
+    assert "its hidden states compared, for it returns no logits" in report.called
 
 
 def test_what_gives_neither_logits_nor_hidden_states_is_refused_in_words():
@@ -94,7 +94,7 @@ def test_what_gives_neither_logits_nor_hidden_states_is_refused_in_words():
         def get_input_embeddings(self):
             return self.inner.get_input_embeddings()
 
-    with pytest.raises(InputError, match="Other gives pooled, but neither logits nor last_hidden_state"):
+    with pytest.raises(InputError, match="Other returns pooled, but neither logits nor last_hidden_state"):
         probe_for(Other(model.config))
 
 

@@ -53,7 +53,9 @@ def test_a_target_that_raises_is_an_error_of_each_check():
 
 
 def test_a_result_of_the_wrong_shape_is_explained():
-    with pytest.raises(InputError, match=r"gave \(1, 4, 5\) for 1 row of 2 tokens, but an audit needs \[1, 2, vocab"):
+    with pytest.raises(
+        InputError, match=r"returned \(1, 4, 5\) for 1 row of 2 tokens, but an audit needs \[1, 2, vocab"
+    ):
         audit(lambda tokens: torch.zeros(tokens.shape[0], 4, 5), checks=["future"])
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 from pellucid.audits import TokensProbe, audit
-from pellucid.audits.run import probe_for
+from pellucid.audits.probes.probe_for import probe_for
 from pellucid.errors import InputError
 from pellucid.visibility import causal, full
 
@@ -164,7 +164,7 @@ class Learns(Plain):
 
     divisor = None
 
-    def forward(self, tokens, target_mask=None):
+    def forward(self, tokens, targets=None):
         logits = self.scores(tokens)
         if targets is None:
             return logits[:, [-1]], None

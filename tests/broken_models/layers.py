@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from broken_models.catalog import caught_by
-from pellucid.audits.probes.tokens import TokensProbe
+from pellucid.audits.probes.tokens_probe import TokensProbe
 from pellucid.probe import Visibility
 from pellucid.visibility import causal, full, lookahead, prefix, sinks, window
 

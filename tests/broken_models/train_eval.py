@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from broken_models.catalog import caught_by
 from broken_models.hf_style import HFStyleDecoder
-from pellucid.audits.probes.tokens import TokensProbe
+from pellucid.audits.probes.tokens_probe import TokensProbe
 
 
 class Recurrent(nn.Module):

@@ -144,23 +144,23 @@ def test_many_layers_of_one_have_fewer_tensors_than_layers(tmp_path: Path) -> No
 def test_routers_stay_wide_in_a_narrow_model(tmp_path: Path) -> None:
     model = model_of(ROUTED, dtype=torch.bfloat16)
     save(tmp_path / "a", model)
-    wide = {f"{ROUTER}.weight", f"{ROUTER}.choice_bias"}
+    wide = {f"{ROUTER}.weight", f"{ROUTER}.expert_bias"}
     assert float32_tensors(model.config) == wide
     listed = json.loads((tmp_path / "a" / CONTRACT).read_text())["tensors"]
     assert {name for name, spec in listed.items() if spec.startswith("float32")} == wide
     assert {spec.partition("[")[0] for name, spec in listed.items() if name not in wide} == {"bfloat16"}
     router = load(tmp_path / "a").model.layers[1].ffn.router
     assert isinstance(router, SigmoidRouter)
-    assert router.weight.dtype == router.choice_bias.dtype == torch.float32
-    assert torch.equal(router.choice_bias, model.layers[1].ffn.router.choice_bias)
-    assert router.choice_bias.any()
+    assert router.weight.dtype == router.expert_bias.dtype == torch.float32
+    assert torch.equal(router.expert_bias, model.layers[1].ffn.router.expert_bias)
+    assert router.expert_bias.any()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_a_cast_keeps_routers_wide_and_says_so(tmp_path: Path, dtype: torch.dtype) -> None:
     save(tmp_path / "a", model_of(ROUTED))
     found = load(tmp_path / "a", dtype=dtype)
-    routers = {f"{ROUTER}.weight", f"{ROUTER}.choice_bias"}
+    routers = {f"{ROUTER}.weight", f"{ROUTER}.expert_bias"}
     wide = dtype if dtype == torch.float64 else torch.float32
     types = {name: tensor.dtype for name, tensor in found.model.state_dict().items()}
     assert {types.pop(name) for name in routers} == {wide}
@@ -197,7 +197,7 @@ CHANGED: dict[str, tuple[str, Any]] = {
     "an encoder that sees less": ("both: t5", lambda m: setattr(m.encoder.layers[1].attention, "scale", 9.0)),
     "another capacity": (
         "decoder: latent, queries of one step, crowded experts",
-        lambda m: [setattr(block.ffn, "capacity", 0) for block in m.layers],
+        lambda m: [setattr(block.ffn, "expert_capacity", 0) for block in m.layers],
     ),
 }
 

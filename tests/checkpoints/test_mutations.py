@@ -83,7 +83,7 @@ def judged(config: ModelConfig, folder: Path, other: ModelConfig) -> str:
         (folder / CONTRACT).write_text(before)
 
 
-ALONE = {"Stack.dropout", "ModelConfig.dropout"}
+ALONE = {"TransformerConfig.dropout", "ModelConfig.dropout"}
 """Parts of one kind that cannot be left out: their fields say it all."""
 
 
@@ -120,13 +120,13 @@ def test_every_word_that_changes_the_forward_is_found_out() -> None:
 STRUCTURE = {"tensors", "refused", "passed"}
 FELT_BY = {
     "training": {
-        "Dropout.embedding", "Dropout.attention", "Dropout.residual", "Dropout.ffn", "SequenceClassification.dropout",
-        "TokenClassification.dropout", "Regression.dropout",
+        "DropoutConfig.embedding", "DropoutConfig.attention", "DropoutConfig.residual", "DropoutConfig.ffn", "SequenceClassificationHeadConfig.dropout",
+        "TokenClassificationHeadConfig.dropout", "RegressionHeadConfig.dropout",
     },
-    "packed": {"SentenceEmbedding.temperature"},
-    "strong": {"ClampedGated.limit"},
-    "stream": {"ModelConfig.residual_dtype", "Stack.residual_dtype"},
-    "lengths": {"DynamicNTK.original_length", "LongRope.long"},
+    "packed": {"SentenceEmbeddingHeadConfig.temperature"},
+    "strong": {"ClampedGatedFFNConfig.limit"},
+    "stream": {"ModelConfig.residual_dtype", "TransformerConfig.residual_dtype"},
+    "lengths": {"DynamicNTKScalingConfig.original_max_position_embeddings", "LongRopeScalingConfig.long"},
 }  # fmt: skip
 
 
@@ -186,7 +186,12 @@ LESSONS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     ),
     "a scaling that was none": (
         {},
-        {"position": {"kind": "rope", "scaling": {"kind": "llama3", "factor": 8.0, "original_length": 64}}},
+        {
+            "position": {
+                "kind": "rope",
+                "scaling": {"kind": "llama3", "factor": 8.0, "original_max_position_embeddings": 64},
+            }
+        },
         "witness",
     ),
     "who sees what is ahead": ({}, {"family": "encoder", "head": {"kind": "language_model"}}, "refused"),
@@ -212,13 +217,15 @@ def test_what_a_lesson_names_is_in_the_contract_and_held_to(tmp_path: Path, less
     assert judged(config, tmp_path / "a", tiny_config(hidden_size=16, **after)) == answer
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(8, 4, 2), (2, 1, 8), (1, 1, 16)])
-def test_other_heads_over_the_same_matrices_are_found_out(tmp_path: Path, heads: int, kv_heads: int, size: int) -> None:
+@pytest.mark.parametrize(("heads", "num_kv_heads", "size"), [(8, 4, 2), (2, 1, 8), (1, 1, 16)])
+def test_other_heads_over_the_same_matrices_are_found_out(
+    tmp_path: Path, heads: int, num_kv_heads: int, size: int
+) -> None:
     """L53: cutting the same projections into other heads changes no shape."""
-    kv = 2 if (heads, kv_heads) != (1, 1) else 4
+    kv = 2 if (heads, num_kv_heads) != (1, 1) else 4
     config = tiny_config(hidden_size=16, attention={"num_attention_heads": 4, "num_key_value_heads": kv})
     save(tmp_path / "a", build(config, seed=1))
-    words = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": size}
+    words = {"num_attention_heads": heads, "num_key_value_heads": num_kv_heads, "head_dim": size}
     changed = config.model_copy(update={"attention": config.attention.model_dump() | words})
     assert shapes_and_ties(meta_model(changed)) == shapes_and_ties(meta_model(config))
     assert judged(config, tmp_path / "a", changed) == "witness"
@@ -279,7 +286,9 @@ def test_what_is_said_not_to_be_seen_is_not_seen(tmp_path: Path, change: str) ->
 CLIPPED = {"num_attention_heads": 4}
 FEW = {"kind": "moe", "num_experts": 2, "num_experts_per_tok": 1, "expert": {"kind": "gated", "intermediate_size": 8}}
 BEYOND = {
-    "capacities beyond 1024, or of several layers": tuple({"ffn": FEW | {"capacity": most}} for most in (1025, 1026)),
+    "capacities beyond 1024, or of several layers": tuple(
+        {"ffn": FEW | {"expert_capacity": most}} for most in (1025, 1026)
+    ),
     "limits that nothing reaches": tuple({"attention": CLIPPED | {"clip_qkv": most}} for most in (1e7, 2e7)),
 }
 
@@ -293,10 +302,13 @@ def test_what_lies_beyond_every_probe_is_not_seen(tmp_path: Path, change: str) -
 
 @pytest.mark.parametrize("capacity", [0, 1, 5, 60])
 def test_a_capacity_is_met_exactly(tmp_path: Path, capacity: int) -> None:
-    config = tiny_config(hidden_size=16, ffn=FEW | {"capacity": capacity})
+    config = tiny_config(hidden_size=16, ffn=FEW | {"expert_capacity": capacity})
     save(tmp_path / "a", build(config, seed=1))
     for other in {capacity + 1, max(capacity - 1, 0)} - {capacity}:
-        assert judged(config, tmp_path / "a", tiny_config(hidden_size=16, ffn=FEW | {"capacity": other})) == "witness"
+        assert (
+            judged(config, tmp_path / "a", tiny_config(hidden_size=16, ffn=FEW | {"expert_capacity": other}))
+            == "witness"
+        )
 
 
 def _with(words: dict[str, Any]) -> ModelConfig:
@@ -351,7 +363,7 @@ def spoken(original: Path, tmp_path: Path) -> Path:
 
 CONTRACT_CHANGES = {
     "schema_version": lambda c: c.update(schema_version=1),
-    "model": lambda c: c["model"]["position"].update(theta=500.0),
+    "model": lambda c: c["model"]["position"].update(rope_theta=500.0),
     "positions_after_cache": lambda c: c.update(positions_after_cache="restart"),
     "text": lambda c: c.update(text=None),
     "text.vocab_size": lambda c: c["text"].update(vocab_size=263),
@@ -432,7 +444,7 @@ def test_a_witness_cannot_allow_more_than_it_should(spoken: Path) -> None:
 def test_without_new_digests_a_change_is_seen_before_any_tensor_is_read(spoken: Path) -> None:
     """L19: a RoPE base does not change by accident."""
     data = json.loads((spoken / CONTRACT).read_text())
-    data["model"]["position"]["theta"] = 500.0
+    data["model"]["position"]["rope_theta"] = 500.0
     (spoken / CONTRACT).write_text(json.dumps(data))
     with pytest.raises(MismatchError, match="says something else than when it was written"):
         load(spoken)

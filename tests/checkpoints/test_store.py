@@ -47,7 +47,7 @@ CONFIGS = {
     "tied": config(),
     "free head with bias": config(tie_word_embeddings=False, head_bias=True),
     "post-norm": config(
-        norm_placement="post", norm={"kind": "layer_norm"}, position={"kind": "learned", "max_positions": 9}
+        norm_placement="post", norm={"kind": "layer_norm"}, position={"kind": "learned", "max_position_embeddings": 9}
     ),
     "windows": config(layers=["causal & window(2)", "causal"], num_hidden_layers=2, position={"kind": "none"}),
 }
@@ -310,7 +310,7 @@ def test_a_tied_tensor_stored_twice_is_surplus(saved: Path) -> None:
         (lambda c: c.update(surprise=1), "surprise"),
         (lambda c: c.update(schema_version=2), "schema_version 2, this version reads 5.* or save its model again"),
         (lambda c: c.update(schema_version=True), "schema_version True, this version reads 5"),
-        (lambda c: c["model"]["position"].update(theta=500.0), "says something else than when it was written"),
+        (lambda c: c["model"]["position"].update(rope_theta=500.0), "says something else than when it was written"),
         (lambda c: c["digests"].pop("pellucid.json"), "has no digest of itself"),
         (
             lambda c: c["tied"].update({"embed_tokens.weight": "lm_head.weight"}),

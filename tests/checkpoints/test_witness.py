@@ -34,7 +34,7 @@ def test_the_probes_follow_from_the_config_alone(kind: str) -> None:
     assert asked == probes_of(type(config).from_mapping(config.model_dump()))
     for probe in asked.values():
         batch = probe.batch()
-        longest = config.position.max_positions if config.position.kind == "learned" else FARTHEST + 1
+        longest = config.position.max_position_embeddings if config.position.kind == "learned" else FARTHEST + 1
         assert int(batch.positions.max()) < longest
         assert 0 <= int(batch.tokens.min()) <= int(batch.tokens.max()) < config.vocab_size
         assert all(bool(batch.segments[row, slot]) for row, slots in enumerate(probe.at) for slot in slots)
@@ -65,7 +65,9 @@ def test_tokens_come_from_all_over_the_vocabulary(vocab_size: int) -> None:
 
 @pytest.mark.parametrize("length", [1, 2, 5])
 def test_a_short_position_table_is_never_left(tmp_path: Path, length: int) -> None:
-    config = tiny_config("learned-dense-ln", position={"kind": "learned", "max_positions": length}, hidden_size=16)
+    config = tiny_config(
+        "learned-dense-ln", position={"kind": "learned", "max_position_embeddings": length}, hidden_size=16
+    )
     assert all(int(probe.batch().positions.max()) < length for probe in probes_of(config).values())
     assert len(probes_of(config)["continued"].chunks) == (3 if length == 5 else 1)
     save(tmp_path / "a", build(config))

@@ -18,7 +18,7 @@ def small_config(vocab_size: int, **changes: object) -> ModelConfig:
             "layers": ["causal & window(4)", "causal", "causal & window(4)"],
             "attention": {"num_attention_heads": 2},
             "ffn": {"kind": "gated", "intermediate_size": 24},
-            "position": {"kind": "learned", "max_positions": 48},
+            "position": {"kind": "learned", "max_position_embeddings": 48},
             **changes,
         }
     )

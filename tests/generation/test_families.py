@@ -46,7 +46,7 @@ PREFIX: dict[str, dict[str, Any]] = {
 BOTH: dict[str, dict[str, Any]] = {
     "both-rope": {},
     "both-relative": {"position": T5, "norm_placement": "pre"},
-    "both-learned-post": {"position": {"kind": "learned", "max_positions": 32}, "norm_placement": "post"},
+    "both-learned-post": {"position": {"kind": "learned", "max_position_embeddings": 32}, "norm_placement": "post"},
     "both-window": {"layers": ["causal & window(2)", "causal & window(3)"]},
     "both-experts": {"ffn": EXPERTS, "position": {"kind": "none"}},
 }
@@ -172,7 +172,7 @@ def test_a_prefix_lm_sees_its_prompt_both_ways() -> None:
 
 def test_sources_and_prompts_are_bounded_each_by_its_own_positions() -> None:
     """B100 for both stacks."""
-    encoder = {"position": {"kind": "learned", "max_positions": 8}}
+    encoder = {"position": {"kind": "learned", "max_position_embeddings": 8}}
     model = made("both-learned-post", encoder=encoder)
     with pytest.raises(LengthError, match="source 0 has 9 tokens, but the model has positions for 8"):
         generate_ids(model, [[1]], GenerationParams(max_new_tokens=2), sources=[[1] * 9])

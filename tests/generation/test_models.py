@@ -17,7 +17,7 @@ from pellucid.models.decoder import Decoder
 PROMPTS = [[5, 8, 2, 11, 7, 3], [9], [4, 4, 1]]
 POSITIONS = {
     "rope": {"kind": "rope"},
-    "learned": {"kind": "learned", "max_positions": 32},
+    "learned": {"kind": "learned", "max_position_embeddings": 32},
     "sinusoidal": {"kind": "sinusoidal"},
     "none": {"kind": "none"},
 }

@@ -52,12 +52,12 @@ def configs(draw: Any) -> dict[str, Any]:
 
 @st.composite
 def grouped(draw: Any, sinks: bool = True) -> dict[str, Any]:
-    kv_heads = draw(st.sampled_from([1, 2]))
+    num_kv_heads = draw(st.sampled_from([1, 2]))
     words: dict[str, Any] = {
-        "num_attention_heads": kv_heads * draw(st.sampled_from([1, 2])),
-        "num_key_value_heads": kv_heads,
+        "num_attention_heads": num_kv_heads * draw(st.sampled_from([1, 2])),
+        "num_key_value_heads": num_kv_heads,
         "head_dim": 8,
-        **{f"{name}_bias": draw(maybe) for name in ("q", "k", "v", "out")},
+        **{f"{name}_bias": draw(maybe) for name in ("q", "k", "v", "o")},
         "scale": draw(st.none() | SCALE),
         "clip_qkv": draw(st.sampled_from([None, None, 0.7])),
         "attn_logit_softcapping": draw(st.sampled_from([None, None, 2.0])),
@@ -91,13 +91,17 @@ def ffns(draw: Any, experts: bool = True) -> dict[str, Any]:
         words: dict[str, Any] = {"kind": kind, "intermediate_size": draw(st.sampled_from([5, 12])), "bias": draw(maybe)}
         return words if kind == "clamped_gated" else words | {"activation": draw(st.sampled_from(ACTIVATIONS))}
     kind = draw(st.sampled_from(["softmax", "top_k_softmax", "sigmoid"]))
-    router: dict[str, Any] = {"kind": kind, "scale": draw(st.sampled_from([1.0, 2.5])), "bias": draw(maybe)}
+    router: dict[str, Any] = {
+        "kind": kind,
+        "routed_scaling_factor": draw(st.sampled_from([1.0, 2.5])),
+        "bias": draw(maybe),
+    }
     if kind != "top_k_softmax":
-        router["renormalise"] = draw(maybe)
+        router["norm_topk_prob"] = draw(maybe)
     if draw(maybe):
         router["groups"] = {
-            "count": 2,
-            "keep": draw(st.sampled_from([1, 2])),
+            "n_group": 2,
+            "topk_group": draw(st.sampled_from([1, 2])),
             "score": draw(st.sampled_from(["max", "top2"])),
         }
     words = {
@@ -106,7 +110,7 @@ def ffns(draw: Any, experts: bool = True) -> dict[str, Any]:
         "num_experts_per_tok": draw(st.sampled_from([1, 2])),
         "expert": draw(ffns(experts=False)),
         "router": router,
-        "weigh": draw(st.sampled_from(["output", "input"])),
+        "apply_weight_on_input": draw(st.booleans()),
     }
     if draw(maybe):
         words["shared"] = {"intermediate_size": 6, "gated": draw(maybe)}
@@ -128,23 +132,28 @@ def norms(draw: Any) -> dict[str, Any]:
 def ropes(draw: Any, attention: dict[str, Any]) -> dict[str, Any]:
     words: dict[str, Any] = {
         "kind": "rope",
-        "theta": draw(st.sampled_from([50.0, 10000.0])),
-        "pairing": draw(st.sampled_from(["half", "interleaved"])),
+        "rope_theta": draw(st.sampled_from([50.0, 10000.0])),
+        "interleaved": draw(st.booleans()),
         "rotary_dim": draw(st.sampled_from([None, None, 4])),
     }
     pairs = 4 if words["rotary_dim"] is None else 2
     scaling = {
         "linear": {"factor": 2.0},
-        "dynamic_ntk": {"factor": 2.0, "original_length": 5},
-        "llama3": {"factor": 4.0, "original_length": 6},
+        "dynamic": {"factor": 2.0, "original_max_position_embeddings": 5},
+        "llama3": {"factor": 4.0, "original_max_position_embeddings": 6},
         "yarn": {
             "factor": 4.0,
-            "original_length": 6,
+            "original_max_position_embeddings": 6,
             "truncate": draw(maybe),
-            "mscale": draw(st.sampled_from([None, 0.7])),
+            **draw(st.sampled_from([{}, {"mscale": 0.7, "mscale_all_dim": 1.0}])),
         },
-        "longrope": {"short": [1.0] * pairs, "long": [1.5] * pairs, "original_length": 5, "factor": 4.0},
-        "proportional": {"share": 0.5},
+        "longrope": {
+            "short_factor": [1.0] * pairs,
+            "long_factor": [1.5] * pairs,
+            "original_max_position_embeddings": 5,
+            "factor": 4.0,
+        },
+        "proportional": {"partial_rotary_factor": 0.5},
     }
     kind = draw(st.sampled_from([None, None, *scaling]))
     if kind is not None:
@@ -153,7 +162,7 @@ def ropes(draw: Any, attention: dict[str, Any]) -> dict[str, Any]:
 
 
 def positions(attention: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
-    length = {"max_positions": st.just(24), "offset": st.sampled_from([0, 2])}
+    length = {"max_position_embeddings": st.just(24), "offset": st.sampled_from([0, 2])}
     buckets = {"num_buckets": st.sampled_from([4, 8]), "max_distance": st.just(9), "shared": maybe}
     layouts = {"layout": st.sampled_from(["interleaved", "half", "tensor2tensor"]), "offset": st.sampled_from([0, 2])}
     return st.one_of(
@@ -209,7 +218,7 @@ def heads(draw: Any, family: str) -> dict[str, Any]:
                 "head": {"kind": "regression", "num_outputs": 2, "pooling": draw(st.sampled_from(["mean", "last"]))}
             }
         case "vectors":
-            return {"head": {"kind": "sentence_embedding", "size": draw(st.sampled_from([None, 6]))}}
+            return {"head": {"kind": "sentence_embedding", "projection_dim": draw(st.sampled_from([None, 6]))}}
     if family == "encoder":
         tokens["head"] = {"kind": draw(st.sampled_from(["masked_lm", "language_model"]))}
     return tokens | {"embedding_size": draw(st.sampled_from([None, 10]))}

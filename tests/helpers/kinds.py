@@ -20,7 +20,12 @@ MLA = {
     "qk_rope_head_dim": 4,
     "v_head_dim": 6,
 }
-LONG = {"kind": "longrope", "short": [1.0, 2.0], "long": [3.0, 4.0], "original_length": 20}
+LONG = {
+    "kind": "longrope",
+    "short_factor": [1.0, 2.0],
+    "long_factor": [3.0, 4.0],
+    "original_max_position_embeddings": 20,
+}
 
 
 def experts(router: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -52,26 +57,29 @@ DECODERS: dict[str, dict[str, Any]] = {
         "ffn": {"kind": "dense", "intermediate_size": 24, "activation": "quick_gelu", "bias": True},
         "norm": {"kind": "layer_norm", "bias": False},
         "norm_placement": "parallel",
-        "position": {"kind": "rope", "pairing": "interleaved", "rotary_dim": 4, "theta": 500.0},
+        "position": {"kind": "rope", "interleaved": True, "rotary_dim": 4, "rope_theta": 500.0},
         "tie_word_embeddings": False,
     },
     "parallel of two norms, bare, dynamic": {
         "attention": GROUPED | {"head_dim": 8, "qk_norm": {"kind": "bare_rms_norm", "eps": 1e-3}},
         "norm": {"kind": "bare_rms_norm"},
         "norm_placement": "parallel_two",
-        "position": {"kind": "rope", "scaling": {"kind": "dynamic_ntk", "factor": 2.0, "original_length": 12}},
+        "position": {
+            "kind": "rope",
+            "scaling": {"kind": "dynamic", "factor": 2.0, "original_max_position_embeddings": 12},
+        },
     },
     "deep, learned with an offset": {
         "ffn": DENSE | {"activation": "relu_squared"},
         "norm": {"kind": "layer_norm", "eps": 1e-3},
         "norm_placement": "deep",
-        "position": {"kind": "learned", "max_positions": 30, "offset": 2},
+        "position": {"kind": "learned", "max_position_embeddings": 30, "offset": 2},
         "dropout": {"embedding": 0.1, "attention": 0.1, "residual": 0.1, "ffn": 0.1},
     },
     "alibi, one layer's bias of its own": {
         "position": {"kind": "alibi"},
         "num_hidden_layers": None,
-        "layers": ["causal", {"rule": "causal & window(3)", "position": {"kind": "alibi", "max_exponent": 4.0}}],
+        "layers": ["causal", {"rule": "causal & window(3)", "position": {"kind": "alibi", "alibi_bias_max": 4.0}}],
         "attention": GROUPED | {"qk_norm": {"kind": "l2_norm", "eps": 1e-3}},
     },
     "llama3 of two bases, one layer without": {
@@ -79,13 +87,13 @@ DECODERS: dict[str, dict[str, Any]] = {
         "num_hidden_layers": None,
         "position": {
             "kind": "rope",
-            "theta": 1000.0,
-            "scaling": {"kind": "llama3", "factor": 8.0, "original_length": 128},
+            "rope_theta": 1000.0,
+            "scaling": {"kind": "llama3", "factor": 8.0, "original_max_position_embeddings": 128},
         },
         "layers": [
             "causal & window(5)",
             {"rule": "causal", "position": {"kind": "none"}},
-            {"rule": "causal", "position": {"kind": "rope", "theta": 50.0}, "ffn": DENSE},
+            {"rule": "causal", "position": {"kind": "rope", "rope_theta": 50.0}, "ffn": DENSE},
         ],
     },
     "longrope, one factor": {
@@ -96,7 +104,7 @@ DECODERS: dict[str, dict[str, Any]] = {
     },
     "proportional rope": {
         "attention": {"num_attention_heads": 2, "head_dim": 8},
-        "position": {"kind": "rope", "scaling": {"kind": "proportional", "share": 0.5, "factor": 2.0}},
+        "position": {"kind": "rope", "scaling": {"kind": "proportional", "partial_rotary_factor": 0.5, "factor": 2.0}},
     },
     "yarn with a factor": {
         "attention": {"num_attention_heads": 2, "head_dim": 16},
@@ -105,7 +113,7 @@ DECODERS: dict[str, dict[str, Any]] = {
             "scaling": {
                 "kind": "yarn",
                 "factor": 8.0,
-                "original_length": 4096,
+                "original_max_position_embeddings": 4096,
                 "attention_factor": 1.3,
                 "truncate": False,
             },
@@ -118,7 +126,7 @@ DECODERS: dict[str, dict[str, Any]] = {
             "scaling": {
                 "kind": "yarn",
                 "factor": 8.0,
-                "original_length": 4096,
+                "original_max_position_embeddings": 4096,
                 "mscale": 0.7,
                 "mscale_all_dim": 1.2,
                 "truncate": False,
@@ -127,27 +135,33 @@ DECODERS: dict[str, dict[str, Any]] = {
         "num_hidden_layers": None,
         "layers": [{"rule": "causal", "ffn": GATED}, "causal"],
         "ffn": experts(
-            {"kind": "sigmoid", "scale": 2.5, "groups": {"count": 4, "keep": 2, "score": "top2"}},
+            {
+                "kind": "sigmoid",
+                "routed_scaling_factor": 2.5,
+                "groups": {"n_group": 4, "topk_group": 2, "score": "top2"},
+            },
             shared={"intermediate_size": 16},
         ),
     },
     "latent, queries of one step, crowded experts": {
         "attention": {name: value for name, value in MLA.items() if name != "q_lora_rank"} | {"scale": 0.2},
         "ffn": experts(
-            {"kind": "softmax", "renormalise": False}, capacity=6, shared={"intermediate_size": 16, "gated": True}
+            {"kind": "softmax", "norm_topk_prob": False},
+            expert_capacity=6,
+            shared={"intermediate_size": 16, "gated": True},
         ),
     },
     "experts by their best logits, weighed on entry": {
         "ffn": experts(
-            {"kind": "top_k_softmax", "bias": True, "groups": {"count": 4, "keep": 1, "score": "max"}},
-            weigh="input",
+            {"kind": "top_k_softmax", "bias": True, "groups": {"n_group": 4, "topk_group": 1, "score": "max"}},
+            apply_weight_on_input=True,
             expert=DENSE | {"bias": True, "activation": "silu"},
         ),
         "dropout": {"ffn": 0.2},
     },
     "experts with clamped gates": {
         "ffn": experts(
-            {"kind": "softmax", "scale": 2.0},
+            {"kind": "softmax", "routed_scaling_factor": 2.0},
             expert={"kind": "clamped_gated", "intermediate_size": 24, "limit": 3.0, "bias": True},
         ),
     },
@@ -166,13 +180,13 @@ DECODERS: dict[str, dict[str, Any]] = {
 
 BERT: dict[str, Any] = {
     "family": "encoder",
-    "position": {"kind": "learned", "max_positions": 24},
+    "position": {"kind": "learned", "max_position_embeddings": 24},
     "ffn": DENSE | {"bias": True},
     "norm": {"kind": "layer_norm", "eps": 1e-4},
     "norm_placement": "post",
     "embedding_norm": True,
-    "token_types": 2,
-    "attention": {"num_attention_heads": 4, "qkv_bias": True, "out_bias": True},
+    "type_vocab_size": 2,
+    "attention": {"num_attention_heads": 4, "qkv_bias": True, "o_bias": True},
     "dropout": {"embedding": 0.1, "attention": 0.1, "residual": 0.1},
 }
 ENCODERS: dict[str, dict[str, Any]] = {
@@ -184,8 +198,8 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "tagger": BERT | {"head": {"kind": "token_classification", "num_labels": 4, "dropout": 0.2}},
     "span": BERT | {"head": {"kind": "span"}, "layers": ["lookahead(2)", "full & window(3)"]},
     "regression": BERT | {"head": {"kind": "regression", "num_outputs": 2, "pooling": "mean", "dropout": 0.1}},
-    "embedding": BERT | {"head": {"kind": "sentence_embedding", "size": 6}},
-    "embedding as it is": {"family": "encoder", "head": {"kind": "sentence_embedding", "normalise": False}},
+    "embedding": BERT | {"head": {"kind": "sentence_embedding", "projection_dim": 6}},
+    "embedding as it is": {"family": "encoder", "head": {"kind": "sentence_embedding", "normalize": False}},
     "two-way biases": {
         "family": "encoder",
         "position": {"kind": "relative_bias", "num_buckets": 8, "max_distance": 18, "shared": False},
@@ -226,20 +240,20 @@ PAIRS: dict[str, dict[str, Any]] = {
         "norm_placement": "sandwich",
         "encoder": {
             "hidden_size": 24,
-            "layers": ["full", {"rule": "lookahead(3)", "position": {"kind": "rope", "theta": 30.0}}],
+            "layers": ["full", {"rule": "lookahead(3)", "position": {"kind": "rope", "rope_theta": 30.0}}],
             "attention": {"num_attention_heads": 4},
             "position": {
                 "kind": "rope",
-                "scaling": LONG | {"short": [1.0, 2.0, 3.0], "long": [4.0, 5.0, 6.0], "factor": 2.0},
+                "scaling": LONG | {"short_factor": [1.0, 2.0, 3.0], "long_factor": [4.0, 5.0, 6.0], "factor": 2.0},
             },
             "norm_placement": "deep",
             "norm": {"kind": "layer_norm"},
-            "token_types": 3,
+            "type_vocab_size": 3,
             "residual_dtype": "float32",
             "max_position_embeddings": 200,
             "residual_multiplier": 0.5,
             "embedding_norm": True,
-            "ffn": experts({"kind": "softmax", "renormalise": False}, capacity=5),
+            "ffn": experts({"kind": "softmax", "norm_topk_prob": False}, expert_capacity=5),
             "dropout": {"embedding": 0.1, "attention": 0.1, "residual": 0.1, "ffn": 0.1},
         },
     },

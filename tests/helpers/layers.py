@@ -44,7 +44,7 @@ def run(blocks, x, chunk, cache=None, memory=None, bias=None):
     if cache is not None:
         queries, keys = cache.begin_append(chunk, [block.attention.rule for block in blocks])
         if memory is not None:
-            cache.set_encoder_output(memory.places)
+            cache.set_encoder_output(memory.coordinates)
         elif cache.memory is not None:
             memory = EncoderOutput(None, cache.memory)
     x = zero_padding(x, queries)

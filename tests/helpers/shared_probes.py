@@ -11,7 +11,7 @@ from helpers.spread import answer, asked, documents, labelled, speaks
 from helpers.tiny import VOCABULARY, assert_agree
 from pellucid.errors import UnsupportedError
 from pellucid.models import EncoderDecoder
-from pellucid.models.configs import MoE, SentenceEmbedding
+from pellucid.models.configs import MoEConfig, SentenceEmbeddingHeadConfig
 from pellucid.nn.attend import BACKENDS
 
 ROWS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10, 11, 12], [13, 14, 15, 16, 17]]
@@ -37,7 +37,7 @@ def embedded(model, batch, embeddings_BTD, source_BSD=None):
 
 def routes(model):
     stacks = [model.config, *([model.config.encoder] if isinstance(model, EncoderDecoder) else [])]
-    return any(isinstance(layer.ffn or stack.ffn, MoE) for stack in stacks for layer in stack.each_layer)
+    return any(isinstance(layer.ffn or stack.ffn, MoEConfig) for stack in stacks for layer in stack.each_layer)
 
 
 def same(model, got, expected, message=""):
@@ -142,7 +142,7 @@ def p_cache(model):
         pytest.fail("a fixed look-ahead has no cached form: leave this config to the other probes")
     by_groups = any(not rule.positional for rule in model.rules)
     expected = [answer(model, asked(model, [row]))[0] for row in LONG]
-    crosses, checked = model.crosses, 0
+    crosses, checked = model.changes_angles, 0
     for side, ways in CHUNKS.items():
         for chunks in ways:
             if by_groups and chunks[0] < 4:  # the whole prefix of each row has to be in the first chunk
@@ -195,7 +195,7 @@ def p_pack(model):
     for row, places in zip(rows, documents(packed), strict=True):
         assert_agree(base[places], answer(model, asked(model, [row]))[0].detach(), f"document {row}")
     one, many = _learnt(model, [packed]), _learnt(model, [apart])
-    together = isinstance(model.config.head, SentenceEmbedding)  # a document's loss is about all others
+    together = isinstance(model.config.head, SentenceEmbeddingHeadConfig)  # a document's loss is about all others
     for other in (many, *([] if together else [_learnt(model, singles)])):
         assert one[1] == other[1] > 0
         assert_agree(one[0], other[0], "loss")

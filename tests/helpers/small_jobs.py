@@ -102,7 +102,7 @@ def _span(folder: Path) -> dict[str, Any]:
         start = (sentence + " tree").index("tree")
         return {"question": "tree?", "text": sentence + " tree", "start": start, "end": start + 4}
 
-    return {"model": {**_encoder(kind="span"), "token_types": 2}, "data": examples(folder, answered, 48)}
+    return {"model": {**_encoder(kind="span"), "type_vocab_size": 2}, "data": examples(folder, answered, 48)}
 
 
 def _contrastive(folder: Path) -> dict[str, Any]:

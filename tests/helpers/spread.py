@@ -9,7 +9,7 @@ from pellucid.batch import IGNORED
 from pellucid.data import Batch, objectives
 from pellucid.models import EncoderDecoder, Model, ModelConfig, build
 from pellucid.models.configs import VOCABULARY as TOKENS
-from pellucid.models.configs import SentenceEmbedding, Span, TokenClassification
+from pellucid.models.configs import SentenceEmbeddingHeadConfig, SpanHeadConfig, TokenClassificationHeadConfig
 
 BASE = {
     "vocab_size": VOCABULARY,
@@ -19,7 +19,7 @@ BASE = {
     "ffn": {"kind": "gated", "intermediate_size": 24},
 }
 HEADS = {"num_attention_heads": 4}
-BIASED = {**HEADS, "qkv_bias": True, "out_bias": True}
+BIASED = {**HEADS, "qkv_bias": True, "o_bias": True}
 LATENT = {
     "kind": "latent",
     "num_attention_heads": 2,
@@ -29,7 +29,7 @@ LATENT = {
     "qk_rope_head_dim": 4,
     "v_head_dim": 10,
 }
-TABLE = {"kind": "learned", "max_positions": 24}
+TABLE = {"kind": "learned", "max_position_embeddings": 24}
 BUCKETS = {"kind": "relative_bias", "num_buckets": 8, "max_distance": 9}
 LAYER_NORM = {"kind": "layer_norm"}
 DENSE = {"kind": "dense", "intermediate_size": 24, "bias": True}
@@ -61,10 +61,10 @@ SPREAD: dict[str, dict[str, Any]] = {
     "mqa, window, interleaved": {
         "rule": "causal & window(3)",
         "attention": {**HEADS, "num_key_value_heads": 1},
-        "position": rope(pairing="interleaved", rotary_dim=4),
+        "position": rope(interleaved=True, rotary_dim=4),
     },
     "local and global, two bases": layers(
-        {"rule": "causal & window(2)", "position": rope(theta=100.0)}, "causal", {"rule": "causal & chunk(4)"}
+        {"rule": "causal & window(2)", "position": rope(rope_theta=100.0)}, "causal", {"rule": "causal & chunk(4)"}
     ),
     "sinks of text, no positions on one": layers("causal & (window(2) | sinks(1))", {"position": {"kind": "none"}}),
     "no positions, soft caps": {
@@ -101,56 +101,56 @@ SPREAD: dict[str, dict[str, Any]] = {
             expert={"kind": "clamped_gated", "intermediate_size": 12, "bias": True},
             router={"kind": "top_k_softmax", "bias": True},
         ),
-        "position": scaled("yarn", factor=4.0, original_length=6),
+        "position": scaled("yarn", factor=4.0, original_max_position_embeddings=6),
     },
     "mixtral": {"ffn": moe(), "position": scaled("linear", factor=3.0)},
     "qwen2-moe": {
-        "ffn": moe(router={"kind": "softmax", "renormalise": False}, shared={"intermediate_size": 12, "gated": True}),
+        "ffn": moe(router={"kind": "softmax", "norm_topk_prob": False}, shared={"intermediate_size": 12, "gated": True}),
         "attention": {**HEADS, "qk_norm": True},
-        "position": scaled("llama3", factor=4.0, original_length=6),
+        "position": scaled("llama3", factor=4.0, original_max_position_embeddings=6),
     },
     "llama4": {
         **layers("causal & chunk(4)", {"position": {"kind": "none"}}),
-        "ffn": moe(num_experts_per_tok=1, router={"kind": "sigmoid", "renormalise": False}, weigh="input"),
+        "ffn": moe(num_experts_per_tok=1, router={"kind": "sigmoid", "norm_topk_prob": False}, apply_weight_on_input=True),
         "attention": {**HEADS, "qk_norm": {"kind": "l2_norm", "after_positions": True}},
     },
     "deepseek": {
         **layers({"rule": "causal", "ffn": {"kind": "gated", "intermediate_size": 24}}, "causal"),
         "attention": LATENT,
-        "position": scaled("yarn", factor=4.0, original_length=6, mscale=0.7, mscale_all_dim=1.0),
+        "position": scaled("yarn", factor=4.0, original_max_position_embeddings=6, mscale=0.7, mscale_all_dim=1.0),
         "ffn": moe(
-            router={"kind": "sigmoid", "scale": 2.5, "groups": {"count": 2, "keep": 1, "score": "top2"}},
+            router={"kind": "sigmoid", "routed_scaling_factor": 2.5, "groups": {"n_group": 2, "topk_group": 1, "score": "top2"}},
             shared={"intermediate_size": 12},
         ),
     },
     "latent without a query latent": {"attention": {**LATENT, "q_lora_rank": None}, "norm": {"kind": "bare_rms_norm"}},
-    "dynamic ntk": {"position": scaled("dynamic_ntk", factor=2.0, original_length=6)},
+    "dynamic ntk": {"position": scaled("dynamic", factor=2.0, original_max_position_embeddings=6)},
     "longrope": {
-        "position": scaled("longrope", short=[1.0] * 4, long=[1.0, 2.0, 3.0, 4.0], original_length=5, factor=4.0)
+        "position": scaled("longrope", short_factor=[1.0] * 4, long_factor=[1.0, 2.0, 3.0, 4.0], original_max_position_embeddings=5, factor=4.0)
     },
-    "proportional": {"position": scaled("proportional", share=0.5), "residual_dtype": "float32"},
+    "proportional": {"position": scaled("proportional", partial_rotary_factor=0.5), "residual_dtype": "float32"},
     "relative biases of each layer": {"position": {**BUCKETS, "shared": False}},
     "deepnorm, shared layers": {
         **layers("causal", {"same_as": 0}, {"same_as": 0}),
         "norm": LAYER_NORM,
         "norm_placement": "deep",
     },
-    "albert-like table": {"embedding_size": 12, "head_bias": True, "token_types": 2},
+    "albert-like table": {"embedding_size": 12, "head_bias": True, "type_vocab_size": 2},
     "prefix": {"rule": "causal | prefix()", "position": {"kind": "sinusoidal", "layout": "half", "offset": 2}},
     "judge": {"head": {"kind": "sequence_classification", "num_labels": 3, "pooler": "tanh"}},
     # encoders
     "bert": {
-        **ENCODER, "position": {"kind": "learned", "max_positions": 24, "offset": 2}, "ffn": DENSE, "norm": LAYER_NORM,
-        "attention": BIASED, "norm_placement": "post", "embedding_norm": True, "token_types": 2, "head_bias": True,
+        **ENCODER, "position": {"kind": "learned", "max_position_embeddings": 24, "offset": 2}, "ffn": DENSE, "norm": LAYER_NORM,
+        "attention": BIASED, "norm_placement": "post", "embedding_norm": True, "type_vocab_size": 2, "head_bias": True,
     },
     "modernbert": {
         **ENCODER,
-        **layers("full", {"rule": "window(2) & lookahead(1)", "position": rope(theta=100.0)}),
+        **layers("full", {"rule": "window(2) & lookahead(1)", "position": rope(rope_theta=100.0)}),
         "norm": {"kind": "layer_norm", "bias": False},
         "head": {"kind": "token_classification", "num_labels": 5},
     },
     "encoder of experts, alibi": {
-        **ENCODER, "position": {"kind": "alibi"}, "ffn": moe(), "head": {"kind": "sentence_embedding", "size": 8},
+        **ENCODER, "position": {"kind": "alibi"}, "ffn": moe(), "head": {"kind": "sentence_embedding", "projection_dim": 8},
     },
     "latent encoder": {**ENCODER, "attention": LATENT, "head": {"kind": "span"}},
     "scorer": {
@@ -224,7 +224,7 @@ def answer(model: Model, batch: Batch, **more: Any) -> torch.Tensor:
 
 
 def speaks(model: Model) -> bool:
-    return isinstance(model.config.head, (*TOKENS, TokenClassification, Span))  # type: ignore[attr-defined]
+    return isinstance(model.config.head, (*TOKENS, TokenClassificationHeadConfig, SpanHeadConfig))  # type: ignore[attr-defined]
 
 
 def labelled(model: Model, batch: Batch) -> Batch:
@@ -232,11 +232,11 @@ def labelled(model: Model, batch: Batch) -> Batch:
     head = model.config.head  # type: ignore[attr-defined]
     if model.config.family != "encoder" and isinstance(head, TOKENS):  # type: ignore[attr-defined]
         return objectives.causal(batch)
-    if isinstance(head, (*TOKENS, TokenClassification)):
+    if isinstance(head, (*TOKENS, TokenClassificationHeadConfig)):
         labels = torch.where((batch.segments != 0) & (batch.tokens % 3 != 0), batch.tokens % 5, IGNORED)
         return batch.with_labels(labels)
     first = torch.tensor([int(batch.tokens[places][0]) for places in documents(batch)])
-    if isinstance(head, Span):
+    if isinstance(head, SpanHeadConfig):
         last = torch.tensor([int(places.sum()) - 1 for places in documents(batch)])
         targets: torch.Tensor = torch.stack([last.minimum(first % 2), last], 1)
     elif head.kind == "regression":
@@ -245,7 +245,7 @@ def labelled(model: Model, batch: Batch) -> Batch:
         targets = first % 3
     return Batch(
         batch.tokens, batch.positions, batch.segments, layout=batch.layout,
-        targets=None if isinstance(head, SentenceEmbedding) else targets,
+        targets=None if isinstance(head, SentenceEmbeddingHeadConfig) else targets,
     )  # fmt: skip
 
 

@@ -7,10 +7,10 @@ from pellucid.models import ModelConfig, build
 KINDS = {
     "rope-gated-rms": {},
     "learned-dense-ln": {
-        "position": {"kind": "learned", "max_positions": 32},
+        "position": {"kind": "learned", "max_position_embeddings": 32},
         "ffn": {"kind": "dense", "intermediate_size": 40, "bias": True},
         "norm": {"kind": "layer_norm"},
-        "attention": {"num_attention_heads": 4, "qkv_bias": True, "out_bias": True},
+        "attention": {"num_attention_heads": 4, "qkv_bias": True, "o_bias": True},
         "head_bias": True,
     },
     "post-norm-2017": {
@@ -28,7 +28,7 @@ KINDS = {
     "local-global-interleaved": {
         "num_hidden_layers": None,
         "layers": ["causal & window(2)", "causal", "causal & chunk(4)"],
-        "position": {"kind": "rope", "pairing": "interleaved"},
+        "position": {"kind": "rope", "interleaved": True},
     },
     "no-positions-softcap": {"position": {"kind": "none"}, "final_logit_softcapping": 3.0},
 }

@@ -56,7 +56,7 @@ BART = {
     "vocab_size": VOCABULARY,
     "hidden_size": SIZE,
     "num_hidden_layers": 3,
-    "attention": {"num_attention_heads": 2, "qkv_bias": True, "out_bias": True},
+    "attention": {"num_attention_heads": 2, "qkv_bias": True, "o_bias": True},
     "norm": {"kind": "layer_norm"},
     "norm_placement": "post",
     "head_bias": True,
@@ -66,7 +66,7 @@ BART = {
 def encoder_of_bart(activation: str) -> dict[str, Any]:
     return {
         "num_hidden_layers": 2,
-        "attention": {"num_attention_heads": HEADS, "qkv_bias": True, "out_bias": True},
+        "attention": {"num_attention_heads": HEADS, "qkv_bias": True, "o_bias": True},
         "ffn": {"kind": "dense", "intermediate_size": 24, "bias": True, "activation": activation},
     }
 
@@ -116,7 +116,7 @@ ALTERNATE = {
 TYPES = ["sliding_attention", "full_attention", "sliding_attention"]
 RELU = {"intermediate_size": INNER, "activation": "relu"}
 TANH = {"intermediate_size": INNER, "activation": "gelu_tanh"}
-LONGER = {"factor": 8.0, "original_length": 8}
+LONGER = {"factor": 8.0, "original_max_position_embeddings": 8}
 PLAIN = {"rope_type": "default", "rope_theta": 1e4}
 ROPE3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "beta_fast": 2.0, "beta_slow": 0.5}
@@ -129,7 +129,7 @@ FAMILIES = {
             **{name: COMMON[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers")},
             "attention": {"num_attention_heads": HEADS},
             "ffn": {"intermediate_size": INNER},
-            "position": {"max_positions": 64},
+            "position": {"max_position_embeddings": 64},
         },
         BERT,
     ),
@@ -142,7 +142,7 @@ FAMILIES = {
             **{name: COMMON[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers")},
             "attention": {"num_attention_heads": HEADS},
             "ffn": {"intermediate_size": 4 * SIZE},
-            "position": {"max_positions": 64},
+            "position": {"max_position_embeddings": 64},
         },
         GPT2,
     ),
@@ -166,7 +166,7 @@ FAMILIES = {
         | {
             "encoder": encoder_of_bart("gelu"),
             "ffn": {"kind": "dense", "intermediate_size": 40, "bias": True},
-            "position": {"kind": "learned", "max_positions": 64, "offset": 2},
+            "position": {"kind": "learned", "max_position_embeddings": 64, "offset": 2},
             "embedding_norm": True,
         },
         bart_names(),
@@ -193,7 +193,7 @@ FAMILIES = {
     "llama": Family(
         lambda: causal_lm("Llama", rope_parameters={**ROPE3, "original_max_position_embeddings": 8}),
         decoder(
-            position={"kind": "rope", "theta": 500.0, "scaling": {"kind": "llama3", **LONGER}}
+            position={"kind": "rope", "rope_theta": 500.0, "scaling": {"kind": "llama3", **LONGER}}
         ),
         LLAMA,
     ),
@@ -228,7 +228,7 @@ FAMILIES = {
         lambda: causal_lm("Mixtral", num_local_experts=4, num_experts_per_tok=2),
         decoder(
             norm={"kind": "rms_norm", "eps": 1e-5},
-            position={"kind": "rope", "theta": 1e6},
+            position={"kind": "rope", "rope_theta": 1e6},
             ffn={
                 "kind": "moe",
                 "num_experts": 4,
@@ -259,12 +259,12 @@ FAMILIES = {
             },
             position={
                 "kind": "rope",
-                "theta": 100.0,
-                "pairing": "interleaved",
+                "rope_theta": 100.0,
+                "interleaved": True,
                 "scaling": {
                     "kind": "yarn",
                     "factor": 4.0,
-                    "original_length": 6,
+                    "original_max_position_embeddings": 6,
                     "beta_fast": 2.0,
                     "beta_slow": 0.5,
                     "mscale": 0.7,
@@ -276,7 +276,7 @@ FAMILIES = {
                 "num_experts": 8,
                 "num_experts_per_tok": 3,
                 "expert": {"kind": "gated", "intermediate_size": 10},
-                "router": {"kind": "sigmoid", "scale": 2.5, "groups": {"count": 4, "keep": 2, "score": "top2"}},
+                "router": {"kind": "sigmoid", "routed_scaling_factor": 2.5, "groups": {"n_group": 4, "topk_group": 2, "score": "top2"}},
                 "shared": {"intermediate_size": 20},
             },
         ),
@@ -288,7 +288,7 @@ FAMILIES = {
             attention={**GROUPED, "qk_norm": {"kind": "head_layer_norm", "eps": 1e-5}},
             norm={"kind": "layer_norm", "bias": False},
             norm_placement="parallel",
-            position={"kind": "rope", "theta": 500000.0, "pairing": "interleaved"},
+            position={"kind": "rope", "rope_theta": 500000.0, "interleaved": True},
             logit_multiplier=0.25,
             tie_word_embeddings=True,
         ),
@@ -301,7 +301,7 @@ FAMILIES = {
             )
         ),
         decoder(
-            attention={"num_attention_heads": HEADS, "qkv_bias": True, "out_bias": True},
+            attention={"num_attention_heads": HEADS, "qkv_bias": True, "o_bias": True},
             ffn={"kind": "dense", "intermediate_size": INNER, "bias": True},
             norm={"kind": "layer_norm"},
             norm_placement="parallel_two",
@@ -321,15 +321,15 @@ FAMILIES = {
         ),
         decoder(
             **ALTERNATE,
-            attention={**GROUPED, "qkv_bias": True, "out_bias": True, "attention_sinks": True},
+            attention={**GROUPED, "qkv_bias": True, "o_bias": True, "attention_sinks": True},
             norm={"kind": "rms_norm", "eps": 1e-5},
             position={
                 "kind": "rope",
-                "theta": 100.0,
+                "rope_theta": 100.0,
                 "scaling": {
                     "kind": "yarn",
                     "factor": 4.0,
-                    "original_length": 6,
+                    "original_max_position_embeddings": 6,
                     "beta_fast": 2.0,
                     "beta_slow": 0.5,
                     "truncate": False,

@@ -63,7 +63,7 @@ EXPERTS = [
     (LAYER + r"ffn\.experts\.down_proj", r"model.layers.\1.mlp.experts.down_proj"),
 ]
 DEEPSEEK = [
-    (LAYER + r"ffn\.router\.choice_bias", r"model.layers.\1.mlp.gate.e_score_correction_bias"),
+    (LAYER + r"ffn\.router\.expert_bias", r"model.layers.\1.mlp.gate.e_score_correction_bias"),
     (LAYER + r"ffn\.shared\.(.*)", r"model.layers.\1.mlp.shared_experts.\2"),
     (LAYER + r"attention\.kv_a_proj\.weight", r"model.layers.\1.self_attn.kv_a_proj_with_mqa.weight"),
     (LAYER + r"attention\.(.*)_a_norm\.weight", r"model.layers.\1.self_attn.\2_a_layernorm.weight"),

@@ -10,15 +10,15 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 from pellucid.configfile import Config
 from pellucid.errors import ConfigError
 from pellucid.models import ModelConfig
-from pellucid.models.config import Layer, Stack
+from pellucid.models.config import LayerConfig, TransformerConfig
 
 RULES = ["causal & window(2)", "causal & (window(2) | sinks(2))", "causal & chunk(3)", "lookahead(1)", "full"]
 SAMPLES: dict[str, Any] = {
-    "max_positions": 32, "intermediate_size": 24, "bidirectional": False, "factor": 3.0, "original_length": 16,
-    "share": 0.5, "short": [1.0, 2.0], "long": [3.0, 4.0], "num_labels": 3, "pooling": "mean", "count": 2, "keep": 1,
+    "max_position_embeddings": 32, "intermediate_size": 24, "bidirectional": False, "factor": 3.0, "original_max_position_embeddings": 16,
+    "partial_rotary_factor": 0.5, "short_factor": [1.0, 2.0], "long_factor": [3.0, 4.0], "num_labels": 3, "pooling": "mean", "n_group": 2, "topk_group": 1,
     "score": "max", "num_experts": 4, "num_experts_per_tok": 1, "expert": {"kind": "gated", "intermediate_size": 24},
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4, "kv_lora_rank": 8, "qk_nope_head_dim": 4,
-    "qk_rope_head_dim": 4, "v_head_dim": 4, "theta": 77.0,
+    "qk_rope_head_dim": 4, "v_head_dim": 4, "rope_theta": 77.0,
 }  # fmt: skip
 """Values for what a part needs where nothing says it."""
 
@@ -93,7 +93,7 @@ def made(part: type[Config], said: dict[str, Any]) -> dict[str, Any]:
     kept = {
         name: value
         for name, value in values.items()
-        if value is not None and (name in said or name in needed or name == "theta")
+        if value is not None and (name in said or name in needed or name == "rope_theta")
     }
     return kept | ({} if kind_of(part) is None else {"kind": kind_of(part)})
 
@@ -125,12 +125,12 @@ def _of_layers(part: type[Config], layers: list[Any], path: tuple[str | int, ...
     yield Change(word, path, layers[:-1])
     for index, layer in enumerate(layers):
         if isinstance(layer, dict):
-            yield from changes(Layer, layer, (*path, index))
+            yield from changes(LayerConfig, layer, (*path, index))
         else:
             yield from (Change(word, (*path, index), rule) for rule in RULES)
-            bare = dict.fromkeys(Layer.model_fields) | {"rule": layer}
-            for change in changes(Layer, bare):
-                if change.word != "Layer.rule":
+            bare = dict.fromkeys(LayerConfig.model_fields) | {"rule": layer}
+            for change in changes(LayerConfig, bare):
+                if change.word != "LayerConfig.rule":
                     yield Change(change.word, (*path, index), bare | {change.path[0]: change.value})
 
 
@@ -170,7 +170,7 @@ def alike(config: ModelConfig, change: Change) -> str:
     name, old, new = change.path[-1], part[change.path[-1]], change.value
     if name == "router":
         two = {router["kind"]: router for router in (old, new)}
-        if set(two) == {"softmax", "top_k_softmax"} and two["softmax"].get("renormalise", True):
+        if set(two) == {"softmax", "top_k_softmax"} and two["softmax"].get("norm_topk_prob", True):
             return "a softmax over all that is renormalised is one over the chosen"
     elif name in ("mscale", "mscale_all_dim", "factor") and part.get("attention_factor") is not None:
         return "" if part["kind"] == "yarn" and name == "factor" else "an attention_factor comes first"
@@ -178,11 +178,16 @@ def alike(config: ModelConfig, change: Change) -> str:
         return "turning changes no length"
     elif name == "norm_placement" and {old, new} == {"parallel", "parallel_two"} and "bare" in stack["norm"]["kind"]:
         return "two norms without weights are one"
-    elif name == "max_position_embeddings" and new == stack["position"].get("max_positions", 0):
+    elif name == "max_position_embeddings" and new == stack["position"].get("max_position_embeddings", 0):
         return "the table of positions says so"
     return ""
 
 
 EVERY_WORD = words_of(ModelConfig)
-assert {"Stack.layers", "ModelConfig.layers", "Layer.rule", "Yarn.truncate"} <= EVERY_WORD
-assert issubclass(ModelConfig, Stack)
+assert {
+    "TransformerConfig.layers",
+    "ModelConfig.layers",
+    "LayerConfig.rule",
+    "YarnScalingConfig.truncate",
+} <= EVERY_WORD
+assert issubclass(ModelConfig, TransformerConfig)

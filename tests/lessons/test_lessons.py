@@ -45,8 +45,8 @@ def test_l07_without_positions_order_does_not_matter_and_with_them_it_does():
 
 def test_l10_each_token_is_routed_by_itself():
     torch.manual_seed(0)
-    router = SoftmaxRouter(8, experts=4, top_k=2, renormalise=True)
-    layer = MoE(router=router, experts=GatedExperts(8, 12, experts=4)).double()
+    router = SoftmaxRouter(8, num_experts=4, num_experts_per_tok=2, norm_topk_prob=True)
+    layer = MoE(router=router, experts=GatedExperts(8, 12, num_experts=4)).double()
     x = torch.randn(1, 6, 8, dtype=torch.float64)
     changed = x.clone()
     changed[0, 2] += 1
@@ -74,7 +74,7 @@ def test_l12_gradients_by_depth():
 
 
 def test_l17_a_relative_bias_knows_signed_distance_alone():
-    bias = RelativeBias(2, causal=False, buckets=8, max_distance=16)
+    bias = RelativeBias(2, bidirectional=True, num_buckets=8, max_distance=16)
     torch.nn.init.normal_(bias.weight)
     row = Coordinates.range(9)
     found = bias(row, row)[0]
@@ -95,7 +95,7 @@ def test_l20_a_zero_row_does_not_stay_zero():
 
 
 def test_l21_types_add_and_hide_nothing():
-    model = tiny_model(family="encoder", token_types=2)
+    model = tiny_model(family="encoder", type_vocab_size=2)
     batch = Batch.from_rows([[5, 8, 2, 9]])
     typed = Batch(batch.tokens, batch.positions, batch.segments, types=torch.tensor([[0, 0, 1, 1]]))
     assert not torch.equal(model(typed).logits, model(batch).logits)

@@ -16,7 +16,7 @@ MLA = "{kind: latent, num_attention_heads: 2, q_lora_rank: 12, kv_lora_rank: 8, 
 MLA += " qk_rope_head_dim: 4, v_head_dim: 10}"
 EXPERTS = ["ffn.num_experts=8", "ffn.expert.intermediate_size=12"]
 SHRUNK = {
-    "bert-base": [*SMALL, *HEADS, *LAYERS, "position.max_positions=64"],
+    "bert-base": [*SMALL, *HEADS, *LAYERS, "position.max_position_embeddings=64"],
     "deepseek-v3": [
         *SMALL,
         *EXPERTS,
@@ -24,11 +24,11 @@ SHRUNK = {
         "ffn.num_experts_per_tok=3",
         "ffn.shared.intermediate_size=12",
         "layers=[{rule: causal, ffn: {kind: gated, intermediate_size: 24}}, causal]",
-        "position.scaling.original_length=6",
-        "ffn.router.groups.count=4",
-        "ffn.router.groups.keep=2",
+        "position.scaling.original_max_position_embeddings=6",
+        "ffn.router.groups.n_group=4",
+        "ffn.router.groups.topk_group=2",
     ],
-    "gpt2": [*SMALL, *HEADS, *LAYERS, "position.max_positions=64"],
+    "gpt2": [*SMALL, *HEADS, *LAYERS, "position.max_position_embeddings=64"],
     "llama-3-8b": [*SMALL, *HEADS, *LAYERS, "attention.num_key_value_heads=2"],
     "mixtral-8x7b": [*SMALL, *EXPERTS, *HEADS[:1], *LAYERS, "attention.num_key_value_heads=2"],
     "t5-base": [*SMALL, *HEADS, *LAYERS, "position.num_buckets=8", "position.max_distance=9"],

@@ -38,7 +38,7 @@ def moe(**changes):
 def test_short_forms_of_attention_are_written_out():
     config = tiny_config(attention=HEADS | {"qkv_bias": True, "qk_norm": True}, norm={"kind": "rms_norm", "eps": 1e-3})
     attention = config.attention
-    assert (attention.q_bias, attention.k_bias, attention.v_bias, attention.out_bias) == (True, True, True, False)
+    assert (attention.q_bias, attention.k_bias, attention.v_bias, attention.o_bias) == (True, True, True, False)
     assert (attention.qk_norm.kind, attention.qk_norm.over, attention.qk_norm.eps) == ("rms_norm", "head", 1e-3)
     assert tiny_config(attention=HEADS | {"qk_norm": False}).attention.qk_norm is None
 
@@ -90,7 +90,7 @@ TOGETHER = [
     ({"attention": HEADS | {"clip_qkv": 0}}, "clip_qkv is 0, but must be more than 0"),
     ({"attention": LATENT | {"head_dim": 8}}, "head_dim"),
     ({"attention": LATENT | {"qk_rope_head_dim": 5}}, "make it even"),
-    ({"attention": LATENT, "position": {"kind": "learned", "max_positions": 9}}, "turns its shared key"),
+    ({"attention": LATENT, "position": {"kind": "learned", "max_position_embeddings": 9}}, "turns its shared key"),
     ({"attention": LATENT, **PAIR}, "give cross_attention its num_attention_heads"),
     ({"family": "encodr"}, "family is 'encodr', but must be 'encoder', 'decoder' or 'encoder_decoder'"),
     ({"family": ["encoder"]}, "family is"),
@@ -119,7 +119,10 @@ TOGETHER = [
         "make the two agree",
     ),
     ({"num_hidden_layers": None, "layers": ["causal", {"same_as": 0, "ffn": moe()}]}, "make the two agree"),
-    ({"num_hidden_layers": None, "layers": [{"position": {"kind": "learned", "max_positions": 3}}]}, "learned"),
+    (
+        {"num_hidden_layers": None, "layers": [{"position": {"kind": "learned", "max_position_embeddings": 3}}]},
+        "learned",
+    ),
     (
         {"num_hidden_layers": None, "layers": [{"position": {"kind": "none"}}], "position": {"kind": "sinusoidal"}},
         "'sinusoidal' is added on entry, before any layer",
@@ -130,7 +133,12 @@ TOGETHER = [
         {
             "position": {
                 "kind": "rope",
-                "scaling": {"kind": "llama3", "factor": 8.0, "original_length": 9, "high_freq_factor": 1.0},
+                "scaling": {
+                    "kind": "llama3",
+                    "factor": 8.0,
+                    "original_max_position_embeddings": 9,
+                    "high_freq_factor": 1.0,
+                },
             }
         },
         "the high one must be larger",
@@ -139,31 +147,46 @@ TOGETHER = [
         {
             "position": {
                 "kind": "rope",
-                "scaling": {"kind": "longrope", "short": [1.0], "long": [1.0], "original_length": 8},
+                "scaling": {
+                    "kind": "longrope",
+                    "short_factor": [1.0],
+                    "long_factor": [1.0],
+                    "original_max_position_embeddings": 8,
+                },
             }
         },
         "give attention_factor, or factor",
     ),
     ({"position": {"kind": "rope", "rotary_dim": 65}}, "rotary_dim is 65; make it even"),
     ({"position": {"kind": "rope", "rotary_dim": 66}}, "rotary_dim is 66, but a head"),
-    ({"position": {"kind": "relative_bias", "num_buckets": 3, "bidirectional": True}}, "num_buckets is 3, but two-way"),
+    (
+        {"position": {"kind": "relative_bias", "num_buckets": 3, "bidirectional": True}},
+        "num_buckets is 3, but bidirectional",
+    ),
     ({"position": {"kind": "relative_bias", "num_buckets": 1}}, "num_buckets is 1, but must be at least 2"),
     ({"position": {"kind": "relative_bias", "max_distance": 8}}, "make it above 16"),
-    ({"position": {"kind": "learned", "max_positions": 9}, "max_position_embeddings": 10}, "has a table for 9"),
+    (
+        {"position": {"kind": "learned", "max_position_embeddings": 9}, "max_position_embeddings": 10},
+        "has a table for 9",
+    ),
     ({"ffn": moe(num_experts_per_tok=5)}, "choose at most all of them"),
-    ({"ffn": moe(router={"kind": "sigmoid", "groups": {"count": 3, "keep": 1, "score": "max"}})}, "equal groups"),
+    (
+        {"ffn": moe(router={"kind": "sigmoid", "groups": {"n_group": 3, "topk_group": 1, "score": "max"}})},
+        "equal groups",
+    ),
     (
         {
             "ffn": moe(
-                num_experts_per_tok=3, router={"kind": "sigmoid", "groups": {"count": 2, "keep": 1, "score": "max"}}
+                num_experts_per_tok=3,
+                router={"kind": "sigmoid", "groups": {"n_group": 2, "topk_group": 1, "score": "max"}},
             )
         },
         "cannot give 3 experts",
     ),
-    ({"ffn": moe(router={"kind": "top_k_softmax", "renormalise": True})}, "renormalise"),
+    ({"ffn": moe(router={"kind": "top_k_softmax", "norm_topk_prob": True})}, "norm_topk_prob"),
     ({"norm": {"kind": "rms_norm", "offset": 2}}, "norm.offset is 2, but must be 0 or 1"),
     ({"norm": {"kind": "bare_rms_norm", "offset": 1}}, "norm has no key 'offset'"),
-    ({"token_types": 0}, "token_types is 0"),
+    ({"type_vocab_size": 0}, "type_vocab_size is 0"),
     ({"embedding_multiplier": "root"}, "embedding_multiplier"),
     ({"residual_dtype": "float16"}, "residual_dtype is 'float16', but must be 'float32'"),
 ]
@@ -194,7 +217,7 @@ def test_words_that_cannot_stand_together_are_refused(changes, message):
         ({"norm_placement": "middle"}, "pre"),
         ({"attention": {"num_attention_heads": 4, "head_dim": 7}}, "make it even"),
         ({"ffn": {"kind": "gatd", "intermediate_size": 8}}, "gated"),
-        ({"position": {"kind": "rope", "theta": float("nan")}}, "theta"),
+        ({"position": {"kind": "rope", "rope_theta": float("nan")}}, "rope_theta"),
         ({"dropout": {"residual": 1.0}}, "residual"),
         ({"vocab_size": 1 << 40}, "vocab_size"),
     ],
@@ -259,7 +282,7 @@ def test_configs_are_frozen():
         ),
         (
             {"family": "encoder_decoder", "encoder": {"vocab_size": 9}},
-            "encoder has no key 'vocab_size', did you mean 'source_vocab_size'?",
+            "encoder has no key 'vocab_size', did you mean 'type_vocab_size'?",
         ),
         (
             {"family": "encoder_decoder", "encoder": {"head": {"kind": "span"}}},

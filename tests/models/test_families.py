@@ -171,14 +171,14 @@ def test_nan_in_the_row_of_the_padding_id_reaches_nothing(embedding_norm, embedd
 
 def test_types_add_to_content_and_position():
     """L21."""
-    model = model_of(family="encoder", token_types=2)
+    model = model_of(family="encoder", type_vocab_size=2)
     batch = Batch.from_rows([[5, 8, 2, 9]])
     typed = Batch(batch.tokens, batch.positions, batch.segments, types=torch.tensor([[0, 0, 1, 1]]))
     entered, plain = (model.embedded(b, b.coordinates()) for b in (typed, batch))
     difference = model.token_types.weight[1] - model.token_types.weight[0]
     torch.testing.assert_close(entered - plain, torch.stack([0 * difference] * 2 + [difference] * 2)[None])
     assert not torch.equal(model(typed).hidden, model(batch).hidden)
-    with pytest.raises(InputError, match="no token_types"):
+    with pytest.raises(InputError, match="no type_vocab_size"):
         model_of(family="encoder")(typed)
 
 
@@ -228,7 +228,13 @@ def test_encoders_without_positions_do_not_care_about_order():
 
 
 WITHOUT = {"layers": [{"rule": "causal", "position": {"kind": "none"}}], "num_hidden_layers": 1}
-TOO_FEW = {"kind": "longrope", "short": [1.0], "long": [1.0], "original_length": 4, "attention_factor": 1.0}
+TOO_FEW = {
+    "kind": "longrope",
+    "short_factor": [1.0],
+    "long_factor": [1.0],
+    "original_max_position_embeddings": 4,
+    "attention_factor": 1.0,
+}
 
 
 @pytest.mark.parametrize(
@@ -239,7 +245,7 @@ TOO_FEW = {"kind": "longrope", "short": [1.0], "long": [1.0], "original_length":
         ({"family": "encoder_decoder", "norm_placement": "parallel"}, "no place for cross-attention"),
         ({"norm_placement": "sandwich", "residual_init": "zero"}, "a norm behind each branch undoes it"),
         ({"norm_placement": "deep", "initializer_range": 0.02}, "Xavier's scale"),
-        ({"position": {"kind": "learned", "max_positions": 8}, **WITHOUT}, "is added on entry"),
+        ({"position": {"kind": "learned", "max_position_embeddings": 8}, **WITHOUT}, "is added on entry"),
         ({"attention": {"num_attention_heads": 4, "head_dim": 3}}, "rope"),
         ({"position": {"kind": "rope", "rotary_dim": 6}}, "rotary_dim is 6"),
         ({"position": {"kind": "rope", "scaling": TOO_FEW}}, "one divisor a pair"),

@@ -21,7 +21,7 @@ def model_of(head=None, **more):
         "num_hidden_layers": 2,
         "attention": {"num_attention_heads": 2},
         "ffn": {"kind": "dense", "intermediate_size": 12},
-        "position": {"kind": "learned", "max_positions": 12},
+        "position": {"kind": "learned", "max_position_embeddings": 12},
         **({} if head is None else {"head": head}),
         **more,
     }
@@ -96,7 +96,7 @@ def test_a_span_is_sought_among_the_tokens_of_its_own_document():
 
 
 def test_pairs_find_each_other():
-    model = model_of({"kind": "sentence_embedding", "size": 5})
+    model = model_of({"kind": "sentence_embedding", "projection_dim": 5})
     rows = [*ROWS, [3, 3]]
     vectors = model(Batch.from_rows(rows)).logits
     assert vectors.shape == (4, 5)

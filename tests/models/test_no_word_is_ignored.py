@@ -10,11 +10,11 @@ from pellucid.models import build
 ROWS = [[1, 2, 3, 4, 5, 6, 7, 8, 9], [30, 31, 32, 33]]
 GROUPED = BASE["attention"]
 SHARED = moe(shared={"intermediate_size": 12})
-TABLE = {"kind": "learned", "max_positions": 24}
+TABLE = {"kind": "learned", "max_position_embeddings": 24}
 DENSE = {"kind": "dense", "intermediate_size": 24}
 CLAMPED = moe(expert={"kind": "clamped_gated", "intermediate_size": 12})
 SIGMOID = {"kind": "sigmoid"}
-YARN = {"factor": 4.0, "original_length": 6}
+YARN = {"factor": 4.0, "original_max_position_embeddings": 6}
 BUCKETS = {"kind": "relative_bias", "num_buckets": 8, "max_distance": 9}
 QK = {"kind": "rms_norm"}
 
@@ -46,19 +46,19 @@ CHANGED = {
     "clip in cross-attention": (PAIR, {**PAIR, "cross_attention": {**GROUPED, "clip_qkv": 0.1}}),
     "rule of the encoder": (PAIR, {**PAIR, "encoder": {"rule": "window(2)"}}),
     "multiplier of the encoder": (PAIR, {**PAIR, "encoder": {"embedding_multiplier": 3.0}}),
-    "theta": ({}, {"position": rope(theta=10.0)}),
-    "pairing": ({}, {"position": rope(pairing="interleaved")}),
+    "rope_theta": ({}, {"position": rope(rope_theta=10.0)}),
+    "pairing": ({}, {"position": rope(interleaved=True)}),
     "rotary_dim": ({}, {"position": rope(rotary_dim=4)}),
     "linear": ({}, {"position": scaled("linear", factor=2.0)}),
-    "dynamic ntk": ({}, {"position": scaled("dynamic_ntk", factor=2.0, original_length=6)}),
+    "dynamic ntk": ({}, {"position": scaled("dynamic", factor=2.0, original_max_position_embeddings=6)}),
     "llama3": ({}, {"position": scaled("llama3", **YARN)}),
     "bounds of llama3": (
         {"position": scaled("llama3", **YARN)},
         {"position": scaled("llama3", **YARN, low_freq_factor=0.1, high_freq_factor=0.4)},
     ),
     "betas of yarn": (
-        {"position": scaled("yarn", factor=4.0, original_length=64)},
-        {"position": scaled("yarn", factor=4.0, original_length=64, beta_fast=2.0, beta_slow=0.1)},
+        {"position": scaled("yarn", factor=4.0, original_max_position_embeddings=64)},
+        {"position": scaled("yarn", factor=4.0, original_max_position_embeddings=64, beta_fast=2.0, beta_slow=0.1)},
     ),
     "truncation of yarn": ({"position": scaled("yarn", **YARN)}, {"position": scaled("yarn", **YARN, truncate=False)}),
     "factor of yarn's attention": (
@@ -74,11 +74,27 @@ CHANGED = {
         {"attention": LATENT, "position": scaled("yarn", **YARN, mscale=2.0, mscale_all_dim=2.0)},
     ),
     "long divisors": (
-        {"position": scaled("longrope", short=[1.0] * 4, long=[1.5] * 4, original_length=5, factor=4.0)},
-        {"position": scaled("longrope", short=[1.0] * 4, long=[3.0] * 4, original_length=5, factor=4.0)},
+        {
+            "position": scaled(
+                "longrope",
+                short_factor=[1.0] * 4,
+                long_factor=[1.5] * 4,
+                original_max_position_embeddings=5,
+                factor=4.0,
+            )
+        },
+        {
+            "position": scaled(
+                "longrope",
+                short_factor=[1.0] * 4,
+                long_factor=[3.0] * 4,
+                original_max_position_embeddings=5,
+                factor=4.0,
+            )
+        },
     ),
-    "share": ({}, {"position": scaled("proportional", share=0.5)}),
-    "offset of a table": ({"position": TABLE}, {"position": {**TABLE, "max_positions": 22, "offset": 2}}),
+    "share": ({}, {"position": scaled("proportional", partial_rotary_factor=0.5)}),
+    "offset of a table": ({"position": TABLE}, {"position": {**TABLE, "max_position_embeddings": 22, "offset": 2}}),
     "base of sinusoids": ({"position": {"kind": "sinusoidal"}}, {"position": {"kind": "sinusoidal", "base": 10.0}}),
     "layout of sinusoids": (
         {"position": {"kind": "sinusoidal"}},
@@ -86,7 +102,7 @@ CHANGED = {
     ),
     "offset of sinusoids": ({"position": {"kind": "sinusoidal"}}, {"position": {"kind": "sinusoidal", "offset": 2}}),
     "alibi": ({"position": {"kind": "none"}}, {"position": {"kind": "alibi"}}),
-    "exponent of alibi": ({"position": {"kind": "alibi"}}, {"position": {"kind": "alibi", "max_exponent": 2.0}}),
+    "exponent of alibi": ({"position": {"kind": "alibi"}}, {"position": {"kind": "alibi", "alibi_bias_max": 2.0}}),
     "max_distance": ({"position": BUCKETS}, {"position": {**BUCKETS, "max_distance": 5}}),
     "both ways": ({"position": BUCKETS}, {"position": {**BUCKETS, "bidirectional": True}}),
     "eps": ({}, {"norm": {"kind": "rms_norm", "eps": 0.5}}),
@@ -114,16 +130,16 @@ CHANGED = {
     "limit of experts": ({"ffn": CLAMPED}, {"ffn": moe(expert={**CLAMPED["expert"], "limit": 0.1})}),
     "activation of experts": ({"ffn": moe()}, {"ffn": moe(expert={**moe()["expert"], "activation": "relu"})}),
     "experts of a token": ({"ffn": moe()}, {"ffn": moe(num_experts_per_tok=1)}),
-    "router": ({"ffn": moe()}, {"ffn": moe(router={"kind": "softmax", "renormalise": False})}),
+    "router": ({"ffn": moe()}, {"ffn": moe(router={"kind": "softmax", "norm_topk_prob": False})}),
     "scores one by one": ({"ffn": moe()}, {"ffn": moe(router=SIGMOID)}),
-    "renormalised scores": ({"ffn": moe(router=SIGMOID)}, {"ffn": moe(router={**SIGMOID, "renormalise": False})}),
-    "scale of the router": ({"ffn": moe()}, {"ffn": moe(router={"kind": "softmax", "scale": 2.0})}),
+    "renormalised scores": ({"ffn": moe(router=SIGMOID)}, {"ffn": moe(router={**SIGMOID, "norm_topk_prob": False})}),
+    "scale of the router": ({"ffn": moe()}, {"ffn": moe(router={"kind": "softmax", "routed_scaling_factor": 2.0})}),
     "groups of experts": (
         {"ffn": moe(router=SIGMOID)},
-        {"ffn": moe(router={**SIGMOID, "groups": {"count": 2, "keep": 1, "score": "max"}})},
+        {"ffn": moe(router={**SIGMOID, "groups": {"n_group": 2, "topk_group": 1, "score": "max"}})},
     ),
-    "weighed inputs": ({"ffn": moe()}, {"ffn": moe(weigh="input")}),
-    "capacity": ({"ffn": moe()}, {"ffn": moe(capacity=1)}),
+    "weighed inputs": ({"ffn": moe()}, {"ffn": moe(apply_weight_on_input=True)}),
+    "capacity": ({"ffn": moe()}, {"ffn": moe(expert_capacity=1)}),
     "a gate on what is shared": ({"ffn": SHARED}, {"ffn": moe(shared={"intermediate_size": 12, "gated": True})}),
     "pooling": (
         {"head": {"kind": "sequence_classification", "num_labels": 3, "pooling": "mean"}},
@@ -135,7 +151,7 @@ CHANGED = {
     ),
     "length of vectors": (
         {"head": {"kind": "sentence_embedding"}},
-        {"head": {"kind": "sentence_embedding", "normalise": False}},
+        {"head": {"kind": "sentence_embedding", "normalize": False}},
     ),
 }
 

@@ -30,9 +30,9 @@ def gated(d, f):
     return 3 * d * f
 
 
-def attention(d, heads, kv_heads, size, bias=False):
-    projections = 2 * d * heads * size + 2 * d * kv_heads * size
-    return projections + bias * (2 * heads * size + 2 * kv_heads * size if size * heads == d else 0)
+def attention(d, heads, num_kv_heads, size, bias=False):
+    projections = 2 * d * heads * size + 2 * d * num_kv_heads * size
+    return projections + bias * (2 * heads * size + 2 * num_kv_heads * size if size * heads == d else 0)
 
 
 def transformer_2017(v, d, f, layers):
@@ -59,8 +59,8 @@ def t5(v, d, f, layers, heads, size, buckets):
     return v * d + encoder + decoder + 2 * buckets * heads
 
 
-def llama(v, d, layers, ffn, heads, kv_heads):
-    return 2 * v * d + layers * (attention(d, heads, kv_heads, d // heads) + ffn + 2 * d) + d
+def llama(v, d, layers, ffn, heads, num_kv_heads):
+    return 2 * v * d + layers * (attention(d, heads, num_kv_heads, d // heads) + ffn + 2 * d) + d
 
 
 def deepseek_v3():
@@ -150,7 +150,7 @@ def test_changes_are_laid_over():
     assert (config.dropout.residual, config.dropout.embedding) == (0.0, 0.1)
     assert len(config.layers) == 12
     swapped = ModelConfig(preset="gpt2", position={"kind": "rope"}, ffn={"kind": "gated", "intermediate_size": 64})
-    assert (swapped.position.theta, swapped.ffn.bias) == (10000.0, False)  # another kind takes the whole place
+    assert (swapped.position.rope_theta, swapped.ffn.bias) == (10000.0, False)  # another kind takes the whole place
     assert ModelConfig(preset="gpt2", layers=["causal & window(8)"]).layers == ("causal() & window(8)",)
     assert preset("llama-3-8b", ["position.scaling={kind: linear, factor: 4.0}"]).position.scaling.factor == 4.0
 

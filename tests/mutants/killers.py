@@ -49,7 +49,7 @@ _MODELS = (
     {
         "layers": ["causal & (window(3) | sinks(1))"],
         "attention": {"num_attention_heads": 2},
-        "position": {"kind": "learned", "max_positions": 40},
+        "position": {"kind": "learned", "max_position_embeddings": 40},
         "norm_placement": "post",
         "final_logit_softcapping": 20.0,
     },

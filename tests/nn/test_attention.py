@@ -14,9 +14,9 @@ from helpers.layers import (
     run,
 )
 from pellucid.errors import InputError, ShapeError, UnsupportedError
-from pellucid.nn import GroupedAttention, PreNormBlock, RMSNorm, Rotary
+from pellucid.nn import GroupedQueryAttention, PreNormBlock, RMSNorm, Rotary
 from pellucid.nn.norms import BareRMSNorm, HeadLayerNorm, LayerNorm
-from pellucid.nn.positions import Alibi, LongRope, RelativeBias
+from pellucid.nn.positions import Alibi, LongRopeScaling, RelativeBias
 from pellucid.visibility import Coordinates, causal, full, sinks, window
 
 D, N, K, H = 12, 4, 2, 6
@@ -37,23 +37,23 @@ OPTIONS = {
         "q_norm": RMSNorm(N * H), "k_norm": RMSNorm(K * H), "norm_over": "projection", "norm_after_rotary": True,
         "rotary": Rotary(H),
     },
-    "norm of keys alone": lambda: {"k_norm": BareRMSNorm(), "rotary": Rotary(H, pairing="interleaved")},
-    "clip": lambda: {"clip": 0.3, "rotary": Rotary(H)},
+    "norm of keys alone": lambda: {"k_norm": BareRMSNorm(), "rotary": Rotary(H, interleaved=True)},
+    "clip_qkv": lambda: {"clip_qkv": 0.3, "rotary": Rotary(H)},
     "softcap": lambda: {"softcap": 0.5},
-    "sinks": lambda: {"sinks": True},
+    "attention_sinks": lambda: {"attention_sinks": True},
     "scale": lambda: {"scale": 1.0},
     "all": lambda: {
-        "biases": ("q", "o"), "q_norm": RMSNorm(H), "k_norm": RMSNorm(H), "rotary": Rotary(H, rotated=4), "clip": 0.5,
-        "softcap": 2.0, "sinks": True, "scale": 0.7,
+        "biases": ("q", "o"), "q_norm": RMSNorm(H), "k_norm": RMSNorm(H), "rotary": Rotary(H, rotary_dim=4), "clip_qkv": 0.5,
+        "softcap": 2.0, "attention_sinks": True, "scale": 0.7,
     },
 }  # fmt: skip
 
 
-def make(name="plain", *, heads=N, kv_heads=K, rule=None, **changes):
+def make(name="plain", *, num_heads=N, num_kv_heads=K, rule=None, **changes):
     torch.manual_seed(1)
     words = {"rule": causal(), **OPTIONS[name](), **changes}
     words["rule"] = words["rule"] if rule is None else rule
-    part = GroupedAttention(D, heads=heads, kv_heads=kv_heads, head_size=H, **words).double().eval()
+    part = GroupedQueryAttention(D, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=H, **words).double().eval()
     with torch.no_grad():
         for parameter in part.parameters():
             if parameter.ndim == 1 or parameter.shape == (N, H):
@@ -76,8 +76,8 @@ def layer(attention):
 def written_out(part, x_BTD, places):
     """One row, one head, one query at a time."""
     q, k, v = (p(x_BTD) for p in (part.q_proj, part.k_proj, part.v_proj))
-    if part.clip:
-        q, k, v = (y.clamp(-part.clip, part.clip) for y in (q, k, v))
+    if part.clip_qkv:
+        q, k, v = (y.clamp(-part.clip_qkv, part.clip_qkv) for y in (q, k, v))
 
     def normed(norm, y):
         heads = y.shape[-1] // H
@@ -139,7 +139,7 @@ def test_names_in_the_state_dict():
     state = make("all").state_dict()
     assert {"q_norm.weight", "k_norm.weight", "sinks"} <= set(state)
     assert state["sinks"].shape == (N,)
-    fresh = GroupedAttention(D, heads=N, kv_heads=K, head_size=H, rule=causal(), sinks=True)
+    fresh = GroupedQueryAttention(D, num_heads=N, num_kv_heads=K, head_dim=H, rule=causal(), attention_sinks=True)
     assert fresh.sinks.tolist() == [0.0] * N
     assert fresh.cache_shapes == ((K, H), (K, H))
 
@@ -163,7 +163,9 @@ def test_windows_through_a_cache(rule, chunks):
 @pytest.mark.parametrize("kind", ["relative", "alibi"])
 def test_a_bias_stays_through_a_cache(kind, chunks):
     """B58: with a table of large random numbers."""
-    bias = RelativeBias(N, causal=True, buckets=8, max_distance=6).double() if kind == "relative" else Alibi(N)
+    bias = (
+        RelativeBias(N, bidirectional=False, num_buckets=8, max_distance=6).double() if kind == "relative" else Alibi(N)
+    )
     if kind == "relative":
         nn.init.normal_(bias.weight, std=5.0)
     whole, x = laid_out((9, 7), (0, 2), 9), stream(2, 9)
@@ -221,7 +223,7 @@ def test_a_window_is_the_token_and_those_just_before_it(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("option", ["softcap", "sinks"])
+@pytest.mark.parametrize("option", ["softcap", "attention_sinks"])
 def test_what_a_backend_cannot_do_it_refuses(option, backend):
     """B119, P-SWEEP: the same numbers or an error, never a third answer."""
     x, places = stream(), Coordinates.range(5, 2)
@@ -236,7 +238,9 @@ def test_what_a_backend_cannot_do_it_refuses(option, backend):
 
 def test_a_softcap_bends_scores():
     """B119: scores [0, 100] under a cap of 50 become [0, 50·tanh 2 = 48.201]."""
-    part = GroupedAttention(2, heads=1, kv_heads=1, head_size=1, rule=full(), scale=1.0, softcap=50.0).double()
+    part = GroupedQueryAttention(
+        2, num_heads=1, num_kv_heads=1, head_dim=1, rule=full(), scale=1.0, softcap=50.0
+    ).double()
     with torch.no_grad():
         part.q_proj.weight.copy_(torch.tensor([[1.0, 0.0]]))
         part.k_proj.weight.copy_(torch.tensor([[0.0, 1.0]]))
@@ -247,7 +251,7 @@ def test_a_softcap_bends_scores():
 
 def test_sinks_take_weight_and_give_no_value():
     """A head of weight w on its keys leaves 1 - w to its sink; a sink of -inf takes nothing; a large one all."""
-    part, x, places = make("sinks"), stream(), Coordinates.range(5, 2)
+    part, x, places = make("attention_sinks"), stream(), Coordinates.range(5, 2)
     weights = part.weights(x, places)
     own = make().weights(x, places)
     sums = weights.sum(-1)
@@ -261,7 +265,7 @@ def test_sinks_take_weight_and_give_no_value():
     assert (part(x, places, places) == 0).all()
 
 
-@pytest.mark.parametrize("option", ["plain", "softcap", "sinks", "clip", "norms of heads"])
+@pytest.mark.parametrize("option", ["plain", "softcap", "attention_sinks", "clip_qkv", "norms of heads"])
 def test_a_row_that_sees_nothing_gives_zero_and_moves_nothing(option):
     """B23: a row of padding among three, two layers deep: exactly 0, gradients finite and 0 at what it holds."""
     same_group = [layer(make(option)), layer(make(option))]
@@ -314,7 +318,7 @@ def test_what_unused_and_padded_slots_hold_never_matters(option, bad):
 
 def test_scores_do_not_overflow_in_float16():
     """B118: q = k = 40 in 64 features is 102400 before scaling, past what float16 holds."""
-    part = GroupedAttention(1, heads=1, kv_heads=1, head_size=64, rule=causal())
+    part = GroupedQueryAttention(1, num_heads=1, num_kv_heads=1, head_dim=64, rule=causal())
     with torch.no_grad():
         for projection in (part.q_proj, part.k_proj):
             projection.weight.fill_(40.0)
@@ -352,8 +356,8 @@ def test_dropout_is_for_training_alone():
     [
         ({"biases": ("q", "qkv")}, r"biases names \['qkv'\], but projections with a bias are q, k, v and o"),
         ({"norm_over": "heads"}, "norm_over is 'heads'; choose head or projection"),
-        ({"clip": 0.0}, "clip is 0.0, but must be above 0; leave it out for none"),
-        ({"clip": float("nan")}, "clip is nan, but must be above 0"),
+        ({"clip_qkv": 0.0}, "clip_qkv is 0.0, but must be above 0; leave it out for none"),
+        ({"clip_qkv": float("nan")}, "clip_qkv is nan, but must be above 0"),
     ],
 )
 def test_what_there_is_not_is_refused(words, message):
@@ -365,16 +369,18 @@ def test_what_there_is_not_is_refused(words, message):
 def test_sizes_that_do_not_fit_are_named():
     places = Coordinates.range(3)
     with pytest.raises(ShapeError, match="4 query heads cannot share 3"):
-        GroupedAttention(D, heads=4, kv_heads=3, head_size=H, rule=causal())(torch.zeros(1, 3, D), places, places)
+        GroupedQueryAttention(D, num_heads=4, num_kv_heads=3, head_dim=H, rule=causal())(
+            torch.zeros(1, 3, D), places, places
+        )
     with pytest.raises(ShapeError, match=r"softcap is -1\.0"):
         make(softcap=-1.0)(stream(1, 3), places, places)
 
 
 def test_a_rotary_that_goes_by_length_refuses_to_go_on():
-    rotary = Rotary(4, scaling=LongRope([1.0, 1.5], [2.0, 4.0], original_length=8, factor=2.0))
-    part = GroupedAttention(D, heads=2, kv_heads=2, head_size=4, rule=causal(), rotary=rotary).double()
+    rotary = Rotary(4, scaling=LongRopeScaling([1.0, 1.5], [2.0, 4.0], original_max_position_embeddings=8, factor=2.0))
+    part = GroupedQueryAttention(D, num_heads=2, num_kv_heads=2, head_dim=4, rule=causal(), rotary=rotary).double()
     same_group = [layer(part)]
-    cache = new_cache(same_group, 1, 16, crosses=rotary.crosses)
+    cache = new_cache(same_group, 1, 16, crosses=rotary.changes_angles)
     x = stream(1, 9)
     run(same_group, x[:, :8], Coordinates.range(8), cache)
     with pytest.raises(UnsupportedError, match="a document of 8 tokens, which are turned by other angles than in one"):

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from helpers.layers import laid_out
-from pellucid.nn import CrossAttention, EncoderOutput, GroupedAttention, LatentAttention, RMSNorm, Rotary
-from pellucid.nn.positions import RelativeBias, Yarn
+from pellucid.nn import MLA, CrossAttention, EncoderOutput, GroupedQueryAttention, RMSNorm, Rotary
+from pellucid.nn.positions import RelativeBias, YarnScaling
 from pellucid.visibility import Coordinates, causal, full, window
 
 transformers = pytest.importorskip("transformers")
@@ -69,9 +69,9 @@ YARN = {
 PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
 
 
-def deepseek(model, rope, q_rank, **words):
+def deepseek(model, rope, q_lora_rank, **words):
     config = getattr(transformers, f"Deepseek{model.removeprefix('deepseek_').upper()}Config")(
-        hidden_size=D, num_attention_heads=4, num_key_value_heads=4, q_lora_rank=q_rank, kv_lora_rank=6,
+        hidden_size=D, num_attention_heads=4, num_key_value_heads=4, q_lora_rank=q_lora_rank, kv_lora_rank=6,
         qk_nope_head_dim=5, qk_rope_head_dim=4, v_head_dim=7, rope_parameters=dict(rope), max_position_embeddings=64,
         attention_bias=True, **words,
     )  # fmt: skip
@@ -81,41 +81,41 @@ def deepseek(model, rope, q_rank, **words):
     return theirs, table(config)
 
 
-def latent(theirs, rope, q_rank, pairing, absorbed):
+def latent(theirs, rope, q_lora_rank, interleaved, absorbed):
     scaling = None
     if rope is YARN:
-        scaling = Yarn(4.0, 16, mscale=1.0, mscale_all_dim=0.8)
-    ours = LatentAttention(
-        D, heads=4, q_rank=q_rank, kv_rank=6, nope_size=5, rope_size=4, value_size=7, rule=causal(),
-        rotary=Rotary(4, pairing=pairing, scaling=scaling), norm=RMSNorm, absorbed=absorbed,
-        biases=("kv_a", "o") if q_rank is None else ("q_a", "kv_a", "o"),
+        scaling = YarnScaling(4.0, 16, mscale=1.0, mscale_all_dim=0.8)
+    ours = MLA(
+        D, num_heads=4, q_lora_rank=q_lora_rank, kv_lora_rank=6, qk_nope_head_dim=5, qk_rope_head_dim=4, v_head_dim=7, rule=causal(),
+        rotary=Rotary(4, interleaved=interleaved, scaling=scaling), norm=RMSNorm, absorbed=absorbed,
+        biases=("kv_a", "o") if q_lora_rank is None else ("q_a", "kv_a", "o"),
     )  # fmt: skip
     names = {"kv_a_proj": "kv_a_proj_with_mqa", "kv_a_norm": "kv_a_layernorm", "q_a_norm": "q_a_layernorm"}
     return copied(ours, theirs, **names)
 
 
 @pytest.mark.parametrize("absorbed", [False, True])
-@pytest.mark.parametrize("q_rank", [8, None])
-@pytest.mark.parametrize("pairing", ["interleaved", "half"])
+@pytest.mark.parametrize("q_lora_rank", [8, None])
+@pytest.mark.parametrize("interleaved", [True, False])
 @pytest.mark.parametrize("rope", [PLAIN, YARN], ids=["plain", "yarn"])
-def test_deepseek_v3(rope, pairing, q_rank, absorbed):
+def test_deepseek_v3(rope, interleaved, q_lora_rank, absorbed):
     """With YaRN cosines carry m(1) / m(0.8) and the scale m(0.8) ** 2; positions up to 47 of 16 trained ones."""
-    theirs, table = deepseek("deepseek_v3", rope, q_rank, rope_interleave=pairing == "interleaved")
-    ours = latent(theirs, rope, q_rank, pairing, absorbed)
+    theirs, table = deepseek("deepseek_v3", rope, q_lora_rank, rope_interleave=interleaved)
+    ours = latent(theirs, rope, q_lora_rank, interleaved, absorbed)
     x, places = stream(), Coordinates(torch.arange(0, 49, 8).expand(2, T), torch.ones(2, T, dtype=torch.long))
     expected, _ = theirs(x, table(x, places.positions), hidden_as_infinity(causal(), places, places))
     agree(ours(x, places, places), expected, atol=1e-5)  # their angles and norms are made in float32
     theirs.kv_a_layernorm = ours.kv_a_norm
-    theirs.q_a_layernorm = ours.q_a_norm if q_rank else None
+    theirs.q_a_layernorm = ours.q_a_norm if q_lora_rank else None
     exact, _ = theirs(x, angles(ours.rotary, places), hidden_as_infinity(causal(), places, places))
     agree(ours(x, places, places), exact)
 
 
-@pytest.mark.parametrize("q_rank", [8, None])
+@pytest.mark.parametrize("q_lora_rank", [8, None])
 @pytest.mark.parametrize("rope", [PLAIN, YARN], ids=["plain", "yarn"])
-def test_deepseek_v2(rope, q_rank):
-    theirs, table = deepseek("deepseek_v2", rope, q_rank)
-    ours = latent(theirs, rope, q_rank, "interleaved", absorbed=True)
+def test_deepseek_v2(rope, q_lora_rank):
+    theirs, table = deepseek("deepseek_v2", rope, q_lora_rank)
+    ours = latent(theirs, rope, q_lora_rank, "interleaved", absorbed=True)
     x, places = stream(), laid_out((T, T - 2), (0, 2), T)
     mask = hidden_as_infinity(causal(), places, places)
     mask[1, :, :2] = 0.0  # a row that sees nothing has no meaning there
@@ -131,7 +131,7 @@ def test_t5_attends_to_its_encoder():
     """No biases, and no scale."""
     config = transformers.T5Config(d_model=D, d_kv=6, num_heads=4, is_decoder=True, dropout_rate=0.0)
     theirs = theirs_of("t5", "T5Attention", config, layer_idx=0)
-    ours = CrossAttention(D, heads=4, kv_heads=4, head_size=6, scale=1.0)
+    ours = CrossAttention(D, num_heads=4, num_kv_heads=4, head_dim=6, scale=1.0)
     ours = copied(ours, theirs, q_proj="q", k_proj="k", v_proj="v", o_proj="o")
     x, places, (states, memory) = stream() * 0.3, Coordinates.range(T, 2), source()
     mask = hidden_as_infinity(full(), places, memory)
@@ -147,7 +147,7 @@ def test_t5_attends_to_itself(decoder):
         relative_attention_max_distance=6,
     )  # fmt: skip
     theirs = theirs_of("t5", "T5Attention", config, has_relative_attention_bias=True, layer_idx=0)
-    bias = RelativeBias(4, causal=decoder, buckets=8, max_distance=6).double()
+    bias = RelativeBias(4, bidirectional=not decoder, num_buckets=8, max_distance=6).double()
     table = theirs.relative_attention_bias
     bias.weight = table.weight
     mask = hidden_as_infinity(causal() if decoder else full(), Coordinates.range(T, 2), Coordinates.range(T, 2))
@@ -155,7 +155,7 @@ def test_t5_attends_to_itself(decoder):
     expected = theirs(x, mask)[0]
     del theirs.relative_attention_bias
     rule = causal() if decoder else full()
-    ours = GroupedAttention(D, heads=4, kv_heads=4, head_size=6, rule=rule, scale=1.0)
+    ours = GroupedQueryAttention(D, num_heads=4, num_kv_heads=4, head_dim=6, rule=rule, scale=1.0)
     ours = copied(ours, theirs, q_proj="q", k_proj="k", v_proj="v", o_proj="o")
     agree(ours(x, places, places, bias=bias(places, places)), expected)
 
@@ -164,7 +164,7 @@ def test_bart_attends_to_its_encoder():
     """A bias everywhere."""
     config = transformers.BartConfig(d_model=D)
     theirs = theirs_of("bart", "BartAttention", config, embed_dim=D, num_heads=4, layer_idx=0)
-    ours = CrossAttention(D, heads=4, kv_heads=4, head_size=4, biases=("q", "k", "v", "o"))
+    ours = CrossAttention(D, num_heads=4, num_kv_heads=4, head_dim=4, biases=("q", "k", "v", "o"))
     ours = copied(ours, theirs, o_proj="out_proj")
     x, places, (states, memory) = stream(), Coordinates.range(T, 2), source()
     mask = hidden_as_infinity(full(), places, memory)
@@ -181,8 +181,15 @@ def test_gpt_oss(local):
     )  # fmt: skip
     theirs = theirs_of("gpt_oss", "GptOssAttention", config, layer_idx=0 if local else 1, kernel="eager")
     rule = causal() & window(3) if local else causal()
-    ours = GroupedAttention(
-        D, heads=4, kv_heads=2, head_size=6, rule=rule, rotary=Rotary(6), biases=("q", "k", "v", "o"), sinks=True
+    ours = GroupedQueryAttention(
+        D,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=6,
+        rule=rule,
+        rotary=Rotary(6),
+        biases=("q", "k", "v", "o"),
+        attention_sinks=True,
     )
     ours = copied(ours, theirs)
     x, places = stream(), Coordinates.range(T, 2)
@@ -198,8 +205,8 @@ def test_olmo2():
     )
     theirs = theirs_of("olmo2", "Olmo2Attention", config, layer_idx=0)
     size = theirs.head_dim
-    ours = GroupedAttention(
-        D, heads=4, kv_heads=2, head_size=size, rule=causal(), rotary=Rotary(size), q_norm=RMSNorm(4 * size),
+    ours = GroupedQueryAttention(
+        D, num_heads=4, num_kv_heads=2, head_dim=size, rule=causal(), rotary=Rotary(size), q_norm=RMSNorm(4 * size),
         k_norm=RMSNorm(2 * size), norm_over="projection",
     )  # fmt: skip
     ours = copied(ours, theirs)
@@ -211,7 +218,9 @@ def test_olmo2():
 def test_olmo_clips():
     config = transformers.OlmoConfig(hidden_size=D, num_attention_heads=4, num_key_value_heads=2, clip_qkv=0.4)
     theirs = theirs_of("olmo", "OlmoAttention", config, layer_idx=0)
-    ours = GroupedAttention(D, heads=4, kv_heads=2, head_size=4, rule=causal(), rotary=Rotary(4), clip=0.4)
+    ours = GroupedQueryAttention(
+        D, num_heads=4, num_kv_heads=2, head_dim=4, rule=causal(), rotary=Rotary(4), clip_qkv=0.4
+    )
     ours = copied(ours, theirs)
     x, places = stream() * 3, Coordinates.range(T, 2)
     expected, _ = theirs(x, angles(ours.rotary, places), hidden_as_infinity(causal(), places, places))
@@ -224,8 +233,8 @@ def test_gemma2_bends_its_scores():
         attn_logit_softcapping=0.7, num_hidden_layers=2,
     )  # fmt: skip
     theirs = theirs_of("gemma2", "Gemma2Attention", config, layer_idx=1, kernel="eager")
-    ours = GroupedAttention(
-        D, heads=4, kv_heads=2, head_size=6, rule=causal(), rotary=Rotary(6), softcap=0.7, scale=9**-0.5
+    ours = GroupedQueryAttention(
+        D, num_heads=4, num_kv_heads=2, head_dim=6, rule=causal(), rotary=Rotary(6), softcap=0.7, scale=9**-0.5
     )
     ours = copied(ours, theirs)
     x, places = stream(), Coordinates.range(T, 2)
@@ -239,8 +248,8 @@ def test_hunyuan_turns_before_its_norms(norms):
         hidden_size=D, num_attention_heads=4, num_key_value_heads=2, head_dim=6, rms_norm_eps=1e-6
     )
     theirs = theirs_of("hunyuan_v1_dense", "HunYuanDenseV1Attention", config, layer_idx=0)
-    ours = GroupedAttention(
-        D, heads=4, kv_heads=2, head_size=6, rule=causal(), rotary=Rotary(6), q_norm=RMSNorm(6), k_norm=RMSNorm(6),
+    ours = GroupedQueryAttention(
+        D, num_heads=4, num_kv_heads=2, head_dim=6, rule=causal(), rotary=Rotary(6), q_norm=RMSNorm(6), k_norm=RMSNorm(6),
         norm_after_rotary=norms == "after",
     )  # fmt: skip
     ours = copied(ours, theirs, q_norm="query_layernorm", k_norm="key_layernorm")
@@ -266,9 +275,9 @@ def test_torch_multihead_attention():
     theirs = nn.MultiheadAttention(D, 4, batch_first=True, dtype=torch.float64).eval()
     nn.init.normal_(theirs.in_proj_bias)
     nn.init.normal_(theirs.out_proj.bias)
-    words = {"heads": 4, "kv_heads": 4, "head_size": 4, "biases": ("q", "k", "v", "o")}
+    words = {"num_heads": 4, "num_kv_heads": 4, "head_dim": 4, "biases": ("q", "k", "v", "o")}
     x, places, (states, memory) = stream(), Coordinates.range(T, 2), source()
-    ours = _from_torch(GroupedAttention(D, rule=causal(), **words), theirs)
+    ours = _from_torch(GroupedQueryAttention(D, rule=causal(), **words), theirs)
     expected, weights = theirs(x, x, x, attn_mask=~causal().mask(places, places)[0, 0], average_attn_weights=False)
     agree(ours(x, places, places), expected)
     agree(ours.weights(x, places), weights)

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from pellucid.errors import ShapeError
-from pellucid.nn import CrossAttention, EncoderOutput, GroupedAttention, LatentAttention, Rotary
+from pellucid.nn import MLA, CrossAttention, EncoderOutput, GroupedQueryAttention, Rotary
 from pellucid.nn import init as first
 from pellucid.nn.block import (
     DeepNormBlock,
@@ -34,7 +34,7 @@ def make(kind, norm=RMSNorm, ffn=None, attention=None, **words):
     if kind is DeepNormBlock:
         words = {"alpha": 1.5, **words}
     norms = {name: norm(D) for name in NORMS.get(kind, ["attn_norm", "ffn_norm"])}
-    attention = attention or GroupedAttention(D, heads=2, kv_heads=1, head_size=4, rule=causal())
+    attention = attention or GroupedQueryAttention(D, num_heads=2, num_kv_heads=1, head_dim=4, rule=causal())
     ffn = ffn or GatedFFN(D, 12, activation="silu", bias=False, dropout=0.0)
     block = kind(attention=attention, ffn=ffn, **norms, **{"dropout": 0.0, **words})
     with torch.no_grad():
@@ -74,7 +74,7 @@ def written_out(block, x, m=1.0):
 @pytest.mark.parametrize("kind", BLOCKS)
 @pytest.mark.parametrize("multiplier", [1.0, 0.22])
 def test_blocks_are_their_formulas(kind, multiplier):
-    block = make(kind, branch_multiplier=multiplier).double()
+    block = make(kind, residual_multiplier=multiplier).double()
     x = stream()
     torch.testing.assert_close(block(x, TOKENS, TOKENS), written_out(block, x, multiplier), rtol=0, atol=1e-12)
 
@@ -121,7 +121,7 @@ def test_which_stacks_need_a_final_norm():
 @pytest.mark.parametrize("kind", BLOCKS)
 def test_a_float32_stream_in_a_bfloat16_model(kind):
     """The stream is float32 from the first block on, and a change too small for bfloat16 gets through."""
-    block = make(kind, norm=LayerNorm, stream_dtype=torch.float32)
+    block = make(kind, norm=LayerNorm, residual_dtype=torch.float32)
     narrow = copy.deepcopy(block).bfloat16()
     assert narrow.attention.q_proj.weight.dtype == torch.bfloat16
     x = stream().bfloat16()
@@ -142,8 +142,13 @@ def test_a_float32_stream_keeps_what_bfloat16_rounds_away():
             assert x.dtype == self.weight.dtype
             return torch.full_like(x, 0.5)
 
-    def after(stream_dtype):
-        words = {"attn_norm": nn.Identity(), "ffn_norm": nn.Identity(), "dropout": 0.0, "stream_dtype": stream_dtype}
+    def after(residual_dtype):
+        words = {
+            "attn_norm": nn.Identity(),
+            "ffn_norm": nn.Identity(),
+            "dropout": 0.0,
+            "residual_dtype": residual_dtype,
+        }
         block = PreNormBlock(attention=Half(D, D), ffn=Half(D, D), **words).bfloat16()
         x = torch.full((1, 1, D), 256.0).bfloat16()
         for _ in range(32):
@@ -160,7 +165,7 @@ def test_what_is_not_used_is_not_there(kind):
     assert isinstance(block.to_stream, nn.Identity)
     assert isinstance(block.to_branch, nn.Identity)
     assert isinstance(block.residual_dropout, nn.Dropout)
-    wide = make(kind, stream_dtype=torch.float32, branch_multiplier=0.5)
+    wide = make(kind, residual_dtype=torch.float32, residual_multiplier=0.5)
     assert list(block.state_dict()) == list(wide.state_dict())
 
 
@@ -175,8 +180,8 @@ def test_dropout_on_branches_changes_training_alone(kind):
 
 def routed(kind):
     torch.manual_seed(2)
-    router = SoftmaxRouter(D, experts=4, top_k=2, renormalise=True)
-    return make(kind, ffn=MoE(router=router, experts=GatedExperts(D, 12, experts=4))).double()
+    router = SoftmaxRouter(D, num_experts=4, num_experts_per_tok=2, norm_topk_prob=True)
+    return make(kind, ffn=MoE(router=router, experts=GatedExperts(D, 12, num_experts=4))).double()
 
 
 PADDED = Coordinates(torch.tensor([[0, 1, 2, 3], [0, 1, 0, 0]]), torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]))
@@ -184,25 +189,25 @@ PADDED = Coordinates(torch.tensor([[0, 1, 2, 3], [0, 1, 0, 0]]), torch.tensor([[
 
 @pytest.mark.parametrize("kind", BLOCKS)
 def test_blocks_tell_their_experts_what_is_padding(kind):
-    block, x, tally = routed(kind), stream(), RouterStatsSink()
-    out = block(x, PADDED, PADDED, tally=tally)
-    assert tally.sums.count.item() == 6
-    assert tally.sums.tokens.sum().item() == 12
+    block, x, router_stats = routed(kind), stream(), RouterStatsSink()
+    out = block(x, PADDED, PADDED, router_stats=router_stats)
+    assert router_stats.sums.count.item() == 6
+    assert router_stats.sums.tokens.sum().item() == 12
     assert torch.equal(block(x, PADDED, PADDED), out)
     plain = RouterStatsSink()
-    make(kind).double()(x, PADDED, PADDED, tally=plain)
+    make(kind).double()(x, PADDED, PADDED, router_stats=plain)
     assert plain.sums is None
 
 
 @pytest.mark.parametrize("kind", BLOCKS)
 def test_the_balance_loss_comes_through_checkpointing(kind):
     def gradients(run):
-        block, tally = routed(kind), RouterStatsSink()
+        block, router_stats = routed(kind), RouterStatsSink()
         x = torch.ones(2, 4, D, dtype=torch.float64).cumsum(-1).cumsum(1).sin().requires_grad_()
-        out = run(block, x, PADDED, PADDED, tally=tally)
-        loss = tally.sums.loss()
+        out = run(block, x, PADDED, PADDED, router_stats=router_stats)
+        loss = router_stats.sums.loss()
         (out.sum() + 3 * loss.total / loss.count).backward()
-        return [x.grad, *(p.grad for p in block.parameters())], tally.sums
+        return [x.grad, *(p.grad for p in block.parameters())], router_stats.sums
 
     plain, sums = gradients(lambda block, *args, **words: block(*args, **words))
     again, sums_again = gradients(lambda block, *args, **words: checkpoint(block, *args, use_reentrant=False, **words))
@@ -221,11 +226,13 @@ def test_a_foreign_feed_forward_part_takes_the_stream_alone():
 
 def wide(kind, **words):
     """A block wide enough for a standard deviation to be measured."""
-    router = SigmoidRouter(64, experts=4, top_k=2, renormalise=True, bias=True)
+    router = SigmoidRouter(64, num_experts=4, num_experts_per_tok=2, norm_topk_prob=True, bias=True)
     norms = {name: RMSNorm(64) for name in NORMS.get(kind, ["attn_norm", "ffn_norm"])}
     return kind(
-        attention=GroupedAttention(64, heads=4, kv_heads=4, head_size=16, rule=causal(), biases=("q", "k", "v")),
-        ffn=MoE(router=router, experts=GatedExperts(64, 96, experts=4, bias=True)),
+        attention=GroupedQueryAttention(
+            64, num_heads=4, num_kv_heads=4, head_dim=16, rule=causal(), biases=("q", "k", "v")
+        ),
+        ffn=MoE(router=router, experts=GatedExperts(64, 96, num_experts=4, bias=True)),
         dropout=0.0,
         **norms,
         **words,
@@ -307,11 +314,13 @@ def test_deep_norm_scales_the_way_of_the_values():
 def crossed(kind, **words):
     """A wide block that reads a memory, with latent attention to itself and sinks nowhere but there."""
     norms = {name: RMSNorm(64) for name in ("attn_norm", "ffn_norm", "cross_norm")}
-    latent = LatentAttention(
-        64, heads=4, q_rank=32, kv_rank=48, nope_size=16, rope_size=8, value_size=24, rule=causal(), rotary=Rotary(8),
+    latent = MLA(
+        64, num_heads=4, q_lora_rank=32, kv_lora_rank=48, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=24, rule=causal(), rotary=Rotary(8),
         norm=RMSNorm, biases=("q_a", "kv_a", "o"),
     )  # fmt: skip
-    cross = CrossAttention(64, memory_size=96, heads=4, kv_heads=4, head_size=16, biases=("q", "k", "v", "o"))
+    cross = CrossAttention(
+        64, encoder_hidden_size=96, num_heads=4, num_kv_heads=4, head_dim=16, biases=("q", "k", "v", "o")
+    )
     ffn = GatedFFN(64, 96, activation="silu", bias=True, dropout=0.0)
     block = kind(attention=latent, cross_attention=cross, ffn=ffn, dropout=0.0, **norms, **words)
     with torch.no_grad():
@@ -361,7 +370,7 @@ def test_deep_norm_scales_the_values_of_latent_and_cross_attention():
 
 @pytest.mark.parametrize("kind", [PostNormBlock, PreNormBlock])
 def test_sinks_start_at_zero_wherever_they_were(kind):
-    attention = GroupedAttention(64, heads=4, kv_heads=4, head_size=16, rule=causal(), sinks=True)
+    attention = GroupedQueryAttention(64, num_heads=4, num_kv_heads=4, head_dim=16, rule=causal(), attention_sinks=True)
     attention.sinks.data.fill_(float("nan"))
     if kind is PostNormBlock:
         first.init_post_norm(attention, generator=seeded())
@@ -386,7 +395,7 @@ def _deep(layers, alpha, beta):
     words = {"dropout": 0.0, "alpha": alpha}
     same_group = nn.ModuleList(
         DeepNormBlock(
-            attention=GroupedAttention(32, heads=2, kv_heads=2, head_size=16, rule=causal()),
+            attention=GroupedQueryAttention(32, num_heads=2, num_kv_heads=2, head_dim=16, rule=causal()),
             ffn=GatedFFN(32, 64, activation="silu", bias=False, dropout=0.0),
             attn_norm=LayerNorm(32),
             ffn_norm=LayerNorm(32),

@@ -90,7 +90,7 @@ def test_too_much_is_refused_before_anything_changes(model):
 
 
 def test_learned_positions_are_checked_behind_a_cache_too():
-    model = tiny_model("learned-dense-ln", position={"kind": "learned", "max_positions": 8})
+    model = tiny_model("learned-dense-ln", position={"kind": "learned", "max_position_embeddings": 8})
     cache = filled(model, [[1] * 7, [2]])
     with pytest.raises(LengthError, match="position 8 is past the table of 8"):
         model(Batch.from_rows([[3, 3], [3]]), cache=cache)

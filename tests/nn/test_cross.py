@@ -9,7 +9,7 @@ from torch import nn
 
 from helpers.layers import CHUNKS, assert_chunks_agree, in_chunks, laid_out, new_cache, packed, run
 from pellucid.errors import InputError, ShapeError, UnsupportedError
-from pellucid.nn import CrossAttention, EncoderOutput, GatedFFN, GroupedAttention, RMSNorm
+from pellucid.nn import CrossAttention, EncoderOutput, GatedFFN, GroupedQueryAttention, RMSNorm
 from pellucid.nn.backends import sdpa
 from pellucid.nn.block import (
     DeepNormBlock,
@@ -29,14 +29,14 @@ OPTIONS = {
     "biases": lambda: {"biases": ("q", "k", "v", "o")},
     "norms of heads": lambda: {"q_norm": RMSNorm(H), "k_norm": RMSNorm(H)},
     "norms of projections": lambda: {"q_norm": RMSNorm(N * H), "k_norm": RMSNorm(K * H), "norm_over": "projection"},
-    "clip": lambda: {"clip": 0.3},
+    "clip_qkv": lambda: {"clip_qkv": 0.3},
     "softcap and scale": lambda: {"softcap": 0.5, "scale": 1.0},
 }
 
 
 def make(name="plain", **changes):
     torch.manual_seed(1)
-    words = {"memory_size": M, "heads": N, "kv_heads": K, "head_size": H, **OPTIONS[name](), **changes}
+    words = {"encoder_hidden_size": M, "num_heads": N, "num_kv_heads": K, "head_dim": H, **OPTIONS[name](), **changes}
     part = CrossAttention(D, **words).double().eval()
     with torch.no_grad():
         for parameter in part.parameters():
@@ -47,7 +47,7 @@ def make(name="plain", **changes):
 
 def block(kind=PreNormBlock, name="plain", rule=None, **changes):
     torch.manual_seed(2)
-    own = GroupedAttention(D, heads=2, kv_heads=1, head_size=4, rule=causal() if rule is None else rule)
+    own = GroupedQueryAttention(D, num_heads=2, num_kv_heads=1, head_dim=4, rule=causal() if rule is None else rule)
     names = ["attn_norm", "ffn_norm", "cross_norm"]
     if kind is SandwichBlock:
         names += ["attn_post_norm", "ffn_post_norm", "cross_post_norm"]
@@ -72,8 +72,8 @@ def whole_memory(rows=2, slots=5):
 
 def written_out(part, x, memory):
     q, k, v = part.q_proj(x), part.k_proj(memory), part.v_proj(memory)
-    if part.clip:
-        q, k, v = (y.clamp(-part.clip, part.clip) for y in (q, k, v))
+    if part.clip_qkv:
+        q, k, v = (y.clamp(-part.clip_qkv, part.clip_qkv) for y in (q, k, v))
 
     def normed(norm, y):
         return norm(y) if part.norm_over == "projection" else norm(y.unflatten(-1, (-1, H))).flatten(-2)
@@ -93,7 +93,7 @@ def written_out(part, x, memory):
 def test_it_is_its_formula(option):
     part, x, memory = make(option), stream(), whole_memory()
     got = part(x, Coordinates.range(2, 2), memory)
-    torch.testing.assert_close(got, written_out(part, x, memory.x), atol=1e-10, rtol=0)
+    torch.testing.assert_close(got, written_out(part, x, memory.hidden_states), atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -103,9 +103,9 @@ def test_the_first_query_sees_the_whole_memory(backend):
     out = part(x, places, memory)
     torch.testing.assert_close(out, make(backend="reference")(x, places, memory), atol=1e-10, rtol=0)
     for slot in range(5):
-        moved = memory.x.clone()
+        moved = memory.hidden_states.clone()
         moved[:, slot] += 1
-        assert ((part(x, places, EncoderOutput(moved, memory.places)) - out).abs().amax(-1) > 1e-6).all()
+        assert ((part(x, places, EncoderOutput(moved, memory.coordinates)) - out).abs().amax(-1) > 1e-6).all()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -179,11 +179,11 @@ def test_a_window_of_the_decoder_does_not_reach_the_memory():
     """B59: source 10, window 3: changing source 0 changes the output at step 5."""
     same_group = [block(rule=causal() & window(3))]
     x, memory = stream(1, 6), whole_memory(1, 10)
-    moved = memory.x.clone()
+    moved = memory.hidden_states.clone()
     moved[0, 0] += 1
     outs = [
-        in_chunks(same_group, x, Coordinates.range(6), [1] * 6, memory=EncoderOutput(states, memory.places))
-        for states in (memory.x, moved)
+        in_chunks(same_group, x, Coordinates.range(6), [1] * 6, memory=EncoderOutput(states, memory.coordinates))
+        for states in (memory.hidden_states, moved)
     ]
     assert (outs[0][0, 5] - outs[1][0, 5]).abs().max() > 1e-6
 
@@ -232,23 +232,23 @@ def test_crop_and_snapshot_keep_the_memory():
     for keep, taken in ((-2, [0, 1, 4]), (0, [4])):
         copy.crop(keep)
         again = run(same_group, x[:, 4:], Coordinates.range(1), copy)[0, -1]
-        torch.testing.assert_close(again, alone(same_group, x, memory.x, taken), atol=1e-10, rtol=0)
+        torch.testing.assert_close(again, alone(same_group, x, memory.hidden_states, taken), atol=1e-10, rtol=0)
 
 
 def test_a_cache_tells_what_its_memory_is():
     same_group, x, memory = [block(), block()], stream(), whole_memory()
     cache = new_cache(same_group, 2, 9)
-    with pytest.raises(InputError, match="no cache holds their keys and values; give Memory"):
-        make()(x, Coordinates.range(2, 2), EncoderOutput(None, memory.places), cache.layers[0])
-    with pytest.raises(InputError, match="no cache holds their keys and values; give Memory"):
-        make()(x, Coordinates.range(2, 2), EncoderOutput(None, memory.places))
+    with pytest.raises(InputError, match="no cache holds their keys and values; give EncoderOutput"):
+        make()(x, Coordinates.range(2, 2), EncoderOutput(None, memory.coordinates), cache.layers[0])
+    with pytest.raises(InputError, match="no cache holds their keys and values; give EncoderOutput"):
+        make()(x, Coordinates.range(2, 2), EncoderOutput(None, memory.coordinates))
     with pytest.raises(ShapeError, match="memory has 3 rows but the cache has 2"):
         cache.set_encoder_output(Coordinates.range(5, 3))
     run(same_group, x, Coordinates.range(2, 2), cache, memory)
     with pytest.raises(UnsupportedError, match="holds 2 slots, whose tokens have read another memory"):
-        cache.set_encoder_output(memory.places)
+        cache.set_encoder_output(memory.coordinates)
     cache.crop(0)
-    cache.set_encoder_output(memory.places)
+    cache.set_encoder_output(memory.coordinates)
     with pytest.raises(InputError, match="no cache holds their keys and values"):  # not those of the memory before
         run(same_group, x, Coordinates.range(2, 2), cache)
 
@@ -271,18 +271,18 @@ def test_states_that_are_given_count_whatever_a_cache_holds():
     memory = whole_memory()
     expected = part(x, places, memory)
     assert torch.equal(part(x, places, memory, kept), expected)
-    assert torch.equal(part(x, places, EncoderOutput(None, memory.places), kept), expected)
+    assert torch.equal(part(x, places, EncoderOutput(None, memory.coordinates), kept), expected)
 
 
 def test_gradients_reach_the_memory_at_the_first_pass_and_stop_there():
     same_group, memory = [block()], whole_memory()
-    memory.x.requires_grad_()
+    memory.hidden_states.requires_grad_()
     cache = new_cache(same_group, 2, 9)
     run(same_group, stream(), Coordinates.range(2, 2), cache, memory).sum().backward()
-    assert memory.x.grad.abs().sum() > 0
-    memory.x.grad = None
+    assert memory.hidden_states.grad.abs().sum() > 0
+    memory.hidden_states.grad = None
     run(same_group, stream(), Coordinates.range(2, 2), cache).sum().backward()
-    assert memory.x.grad is None
+    assert memory.hidden_states.grad is None
 
 
 def test_states_of_a_wider_stream():
@@ -300,7 +300,7 @@ def test_weights_are_those_of_the_forward_pass():
         assert weights.shape == (2, N, 2, 5)
         assert (weights[1, :, :, [0, 4]] == 0).all()
         torch.testing.assert_close(weights.sum(-1), torch.ones(2, N, 2).double())
-        v = part._projected(part.v_proj, memory.x).repeat_interleave(N // K, 2)
+        v = part._projected(part.v_proj, memory.hidden_states).repeat_interleave(N // K, 2)
         out = part.o_proj(torch.einsum("bnts,bsnh->btnh", weights, v).flatten(-2))
         torch.testing.assert_close(out, part(x, Coordinates.range(2, 2), memory), atol=1e-10, rtol=0)
 
@@ -309,7 +309,7 @@ def test_names_sizes_and_dropout():
     state = make("norms of heads").state_dict()
     assert set(state) == {*(f"{p}_proj.weight" for p in "qkvo"), "q_norm.weight", "k_norm.weight"}
     assert state["k_proj.weight"].shape == (K * H, M)
-    assert make(memory_size=None).k_proj.weight.shape == (K * H, D)
+    assert make(encoder_hidden_size=None).k_proj.weight.shape == (K * H, D)
     part, x, memory, places = make(dropout=0.9), stream(), whole_memory(), Coordinates.range(2, 2)
     assert torch.equal(part(x, places, memory), make()(x, places, memory))
     part.train()
@@ -317,7 +317,9 @@ def test_names_sizes_and_dropout():
 
 
 def test_what_does_not_fit_is_named():
-    with pytest.raises(ShapeError, match=r"states are \(2, 5\), but its places are \(2, 4\); give one place a slot"):
+    with pytest.raises(
+        ShapeError, match=r"states are \(2, 5\), but its coordinates are \(2, 4\); give one coordinate a slot"
+    ):
         EncoderOutput(stream(2, 5, M), Coordinates.range(4, 2))
     with pytest.raises(InputError, match="norm_over is 'all'"):
         make(norm_over="all")
@@ -375,7 +377,7 @@ def test_dropout_and_multipliers_reach_the_branch_of_the_memory(kind):
 @pytest.mark.parametrize("kind", CROSSED)
 def test_a_memory_and_a_block_must_fit(kind):
     made, x, places = block(kind), stream(), Coordinates.range(2, 2)
-    with pytest.raises(InputError, match="got no memory; give memory=Memory"):
+    with pytest.raises(InputError, match="got no memory; give memory=EncoderOutput"):
         made(x, places, places)
     words = {name: getattr(made, name) for name in ("attention", "ffn", "attn_norm", "ffn_norm")}
     words |= {"alpha": 1.5} if kind is DeepNormBlock else {}
@@ -428,19 +430,19 @@ from pellucid.visibility import Coordinates, causal
 
 torch.manual_seed(0)
 words = {"ffn": GatedFFN(12, 8, activation="silu", bias=False, dropout=0.0), "dropout": 0.0}
-grouped = GroupedAttention(
-    12, heads=4, kv_heads=2, head_size=6, rule=causal(), rotary=Rotary(6), sinks=True, softcap=2.0, clip=0.5
+grouped = GroupedQueryAttention(
+    12, num_heads=4, num_kv_heads=2, head_dim=6, rule=causal(), rotary=Rotary(6), attention_sinks=True, softcap=2.0, clip_qkv=0.5
 )
-latent = LatentAttention(
-    12, heads=2, q_rank=4, kv_rank=6, nope_size=4, rope_size=4, value_size=5, rule=causal(), rotary=Rotary(4),
+latent = MLA(
+    12, num_heads=2, q_lora_rank=4, kv_lora_rank=6, qk_nope_head_dim=4, qk_rope_head_dim=4, v_head_dim=5, rule=causal(), rotary=Rotary(4),
     norm=RMSNorm,
 )
 places = Coordinates(torch.tensor([[0, 1, 2], [0, 0, 1]]), torch.tensor([[1, 1, 1], [0, 1, 1]]))
 for kind, attention in ((PreNormBlock, grouped), (PostNormBlock, latent)):
-    cross = CrossAttention(12, memory_size=10, heads=4, kv_heads=2, head_size=6)
+    cross = CrossAttention(12, encoder_hidden_size=10, num_heads=4, num_kv_heads=2, head_dim=6)
     norms = {name: RMSNorm(12) for name in ("attn_norm", "ffn_norm", "cross_norm")}
     block = kind(attention=attention, cross_attention=cross, **norms, **words)
-    step = lambda x, states: block(x, places, places, memory=Memory(states, places))
+    step = lambda x, states: block(x, places, places, memory=EncoderOutput(states, places))
     x, states = torch.randn(2, 3, 12), torch.randn(2, 3, 10)
     expected = step(x, states)  # the places have been asked by now, and a lock around their answers is not traced
     compiled = torch.compile(step, backend="eager", fullgraph=True)

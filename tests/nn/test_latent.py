@@ -16,33 +16,33 @@ from helpers.layers import (
     run,
 )
 from pellucid.errors import InputError, ShapeError, UnsupportedError
-from pellucid.nn import LatentAttention, PreNormBlock, RMSNorm, Rotary
-from pellucid.nn.positions import RelativeBias, Yarn
+from pellucid.nn import MLA, PreNormBlock, RMSNorm, Rotary
+from pellucid.nn.positions import RelativeBias, YarnScaling
 from pellucid.visibility import Coordinates, causal, full, sinks, window
 
 D, N, R, P, Q, U = 12, 3, 8, 4, 6, 5
 BACKENDS = ["reference", "sdpa", "varlen"]
-YARN = Yarn(4.0, 64, mscale=1.0, mscale_all_dim=0.8)
+YARN = YarnScaling(4.0, 64, mscale=1.0, mscale_all_dim=0.8)
 
 OPTIONS = {
     "plain": lambda: {},
-    "no q rank": lambda: {"q_rank": None},
+    "no q rank": lambda: {"q_lora_rank": None},
     "biases": lambda: {"biases": ("q_a", "kv_a", "o")},
-    "interleaved": lambda: {"rotary": Rotary(P, pairing="interleaved")},
+    "interleaved": lambda: {"rotary": Rotary(P, interleaved=True)},
     "yarn": lambda: {"rotary": Rotary(P, scaling=YARN)},
     "softcap": lambda: {"softcap": 0.5},
     "scale": lambda: {"scale": 1.0},
-    "large rank": lambda: {"kv_rank": 40, "q_rank": 30},
+    "large rank": lambda: {"kv_lora_rank": 40, "q_lora_rank": 30},
 }
 
 
 def make(name="plain", *, absorbed=False, **changes):
     torch.manual_seed(1)
     words = {
-        "heads": N, "q_rank": 7, "kv_rank": R, "nope_size": Q, "rope_size": P, "value_size": U, "rule": causal(),
+        "num_heads": N, "q_lora_rank": 7, "kv_lora_rank": R, "qk_nope_head_dim": Q, "qk_rope_head_dim": P, "v_head_dim": U, "rule": causal(),
         "rotary": Rotary(P), "norm": RMSNorm, **OPTIONS[name](), **changes,
     }  # fmt: skip
-    part = LatentAttention(D, absorbed=absorbed, **words).double().eval()
+    part = MLA(D, absorbed=absorbed, **words).double().eval()
     with torch.no_grad():
         for parameter in part.parameters():
             if parameter.ndim == 1:
@@ -66,10 +66,10 @@ def stream(rows=2, slots=5):
 
 def written_out(part, x, places, scale):
     """DeepSeek-V2, eq. 9 to 19, one head and one query at a time."""
-    queries = part.q_b_proj(part.q_a_norm(part.q_a_proj(x))) if part.has_q_rank else part.q_proj(x)
+    queries = part.q_b_proj(part.q_a_norm(part.q_a_proj(x))) if part.has_q_lora else part.q_proj(x)
     low = part.kv_a_proj(x)
-    latent = part.kv_a_norm(low[..., : part.kv_rank])
-    shared = part.rotary(low[..., None, part.kv_rank :], places)[:, :, 0]
+    latent = part.kv_a_norm(low[..., : part.kv_lora_rank])
+    shared = part.rotary(low[..., None, part.kv_lora_rank :], places)[:, :, 0]
     out = torch.zeros(*x.shape[:2], N * U, dtype=torch.float64)
     for head in range(N):
         own = queries[..., head * (Q + P) : (head + 1) * (Q + P)]
@@ -125,7 +125,10 @@ def test_both_forms_agree_in_numbers_and_gradients(places, rule, backend):
 
 
 def test_both_forms_agree_under_a_bias_and_a_softcap():
-    places, bias = laid_out((6, 3), (0, 2), 6), RelativeBias(N, causal=True, buckets=8, max_distance=6).double()
+    places, bias = (
+        laid_out((6, 3), (0, 2), 6),
+        RelativeBias(N, bidirectional=False, num_buckets=8, max_distance=6).double(),
+    )
     nn.init.normal_(bias.weight, std=5.0)
     x, added = stream(2, 6), bias(places, places)
     explicit, absorbed = (make("softcap", absorbed=form)(x, places, places, bias=added) for form in (False, True))
@@ -145,7 +148,7 @@ def test_chunks_through_a_cache_equal_one_pass(option, chunks, absorbed):
 @pytest.mark.parametrize("absorbed", [False, True, "auto"])
 def test_a_bias_stays_through_a_cache(absorbed):
     """B58."""
-    bias = RelativeBias(N, causal=True, buckets=8, max_distance=6).double()
+    bias = RelativeBias(N, bidirectional=False, num_buckets=8, max_distance=6).double()
     nn.init.normal_(bias.weight, std=5.0)
     assert_chunks_agree(
         [layer(make(absorbed=absorbed))], stream(2, 9), laid_out((9, 7), (0, 2), 9), [3, 1, 5], None, bias
@@ -253,10 +256,10 @@ def test_dropout_is_for_training_alone():
 
 
 def test_what_does_not_fit_is_named():
-    with pytest.raises(ShapeError, match="rope_size is 4, but the rotary turns 8; make them agree"):
+    with pytest.raises(ShapeError, match="qk_rope_head_dim is 4, but the rotary turns 8; make them agree"):
         make(rotary=Rotary(8))
     with pytest.raises(
-        InputError, match=r"biases names \['q_a'\], but .* kv_a, o and, with a q_rank \(here None\), q_a"
+        InputError, match=r"biases names \['q_a'\], but .* kv_a, o and, with a q_lora_rank \(here None\), q_a"
     ):
         make("no q rank", biases=("q_a",))
     with pytest.raises(InputError, match=r"biases names \['kv_b'\]"):

@@ -8,14 +8,14 @@ from pellucid.visibility import Coordinates
 
 
 def moe(experts=2, top_k=1, size=2, router=None):
-    router = router or SoftmaxRouter(size, experts=experts, top_k=top_k, renormalise=True)
-    return MoE(router=router, experts=DenseExperts(size, 3, experts=experts, activation="relu")).double()
+    router = router or SoftmaxRouter(size, num_experts=experts, num_experts_per_tok=top_k, norm_topk_prob=True)
+    return MoE(router=router, experts=DenseExperts(size, 3, num_experts=experts, activation="relu")).double()
 
 
 def sums(part, x, places=None):
-    tally = RouterStatsSink()
-    part(x, places, tally)
-    return tally.sums
+    router_stats = RouterStatsSink()
+    part(x, places, router_stats)
+    return router_stats.sums
 
 
 def test_b134_two_experts_one_hot():
@@ -45,7 +45,7 @@ def test_everything_to_one_expert_costs_e_and_an_even_spread_j():
 
 
 def test_sigmoid_scores_are_divided_by_their_sum():
-    part = moe(router=SigmoidRouter(2, experts=2, top_k=1, renormalise=False))
+    part = moe(router=SigmoidRouter(2, num_experts=2, num_experts_per_tok=1, norm_topk_prob=False))
     with torch.no_grad():
         part.router.weight.copy_(torch.tensor([[0.0, 0.0], [-(3.0**0.5), 0.0]]))
     x = torch.zeros(1, 1, 2, dtype=torch.float64)

@@ -45,29 +45,33 @@ def moe(kind="mixtral", capacity=None):
     torch.manual_seed(3)
     match kind:
         case "mixtral":
-            router = SoftmaxRouter(D, experts=E, top_k=2, renormalise=True)
-            part = MoE(router=router, experts=GatedExperts(D, F, experts=E), capacity=capacity)
+            router = SoftmaxRouter(D, num_experts=E, num_experts_per_tok=2, norm_topk_prob=True)
+            part = MoE(router=router, experts=GatedExperts(D, F, num_experts=E), expert_capacity=capacity)
         case "switch":
-            router = SoftmaxRouter(D, experts=E, top_k=1, renormalise=False)
-            experts = DenseExperts(D, F, experts=E, activation="relu", bias=True)
-            part = MoE(router=router, experts=experts, capacity=capacity)
+            router = SoftmaxRouter(D, num_experts=E, num_experts_per_tok=1, norm_topk_prob=False)
+            experts = DenseExperts(D, F, num_experts=E, activation="relu", bias=True)
+            part = MoE(router=router, experts=experts, expert_capacity=capacity)
         case "gpt-oss":
-            router = TopKSoftmaxRouter(D, experts=E, top_k=3, bias=True)
-            part = MoE(router=router, experts=ClampedGatedExperts(D, F, experts=E, limit=0.3), capacity=capacity)
+            router = TopKSoftmaxRouter(D, num_experts=E, num_experts_per_tok=3, bias=True)
+            part = MoE(
+                router=router, experts=ClampedGatedExperts(D, F, num_experts=E, limit=0.3), expert_capacity=capacity
+            )
         case "deepseek":
-            groups = ExpertGroups(2, keep=1, score="top2")
-            router = SigmoidRouter(D, experts=E, top_k=2, renormalise=True, scale=2.5, groups=groups)
-            router.choice_bias.copy_(torch.tensor([0.1, -0.2, 0.0, 0.05]))
-            experts = GatedExperts(D, F, experts=E)
-            part = SharedMoE(router=router, experts=experts, shared=_shared(False), capacity=capacity)
+            groups = ExpertGroups(2, topk_group=1, score="top2")
+            router = SigmoidRouter(
+                D, num_experts=E, num_experts_per_tok=2, norm_topk_prob=True, routed_scaling_factor=2.5, groups=groups
+            )
+            router.expert_bias.copy_(torch.tensor([0.1, -0.2, 0.0, 0.05]))
+            experts = GatedExperts(D, F, num_experts=E)
+            part = SharedMoE(router=router, experts=experts, shared=_shared(False), expert_capacity=capacity)
         case "qwen2":
-            router = SoftmaxRouter(D, experts=E, top_k=2, renormalise=False)
-            experts = GatedExperts(D, F, experts=E)
-            part = SharedMoE(router=router, experts=experts, shared=_shared(True), capacity=capacity)
+            router = SoftmaxRouter(D, num_experts=E, num_experts_per_tok=2, norm_topk_prob=False)
+            experts = GatedExperts(D, F, num_experts=E)
+            part = SharedMoE(router=router, experts=experts, shared=_shared(True), expert_capacity=capacity)
         case "llama4":
-            router = SigmoidRouter(D, experts=E, top_k=1, renormalise=False)
-            experts = GatedExperts(D, F, experts=E, weigh="input")
-            part = SharedMoE(router=router, experts=experts, shared=_shared(False), capacity=capacity)
+            router = SigmoidRouter(D, num_experts=E, num_experts_per_tok=1, norm_topk_prob=False)
+            experts = GatedExperts(D, F, num_experts=E, apply_weight_on_input=True)
+            part = SharedMoE(router=router, experts=experts, shared=_shared(False), expert_capacity=capacity)
     with torch.no_grad():
         for name, parameter in part.named_parameters():
             if name.endswith("bias"):
@@ -165,9 +169,9 @@ def test_nothing_but_padding(kind):
 
 def _one_expert_of_two(capacity):
     """Top-1 by the sign of the first feature; experts multiply by 1 and by 10."""
-    router = SoftmaxRouter(D, experts=2, top_k=1, renormalise=True)
-    experts = DenseExperts(D, D, experts=2, activation="relu", bias=False)
-    part = MoE(router=router, experts=experts, capacity=capacity).double()
+    router = SoftmaxRouter(D, num_experts=2, num_experts_per_tok=1, norm_topk_prob=True)
+    experts = DenseExperts(D, D, num_experts=2, activation="relu", bias=False)
+    part = MoE(router=router, experts=experts, expert_capacity=capacity).double()
     with torch.no_grad():
         router.weight.zero_()[0, 0] = 1.0
         experts.up_proj.copy_(torch.eye(D).expand(2, D, D))
@@ -206,8 +210,8 @@ def test_earlier_tokens_never_lose_to_later_ones(kind, capacity):
 
 
 def test_a_later_first_choice_does_not_beat_an_earlier_second_choice():
-    router = SoftmaxRouter(2, experts=2, top_k=2, renormalise=False)
-    part = MoE(router=router, experts=DenseExperts(2, 4, experts=2, activation="silu"), capacity=1).double()
+    router = SoftmaxRouter(2, num_experts=2, num_experts_per_tok=2, norm_topk_prob=False)
+    part = MoE(router=router, experts=DenseExperts(2, 4, num_experts=2, activation="silu"), expert_capacity=1).double()
     with torch.no_grad():
         router.weight.copy_(torch.eye(2))
     x = torch.tensor([[[2.0, 1.0], [1.0, 2.0]]], dtype=WIDE)  # first prefers 0, then 1; second prefers 1, then 0
@@ -224,10 +228,10 @@ def test_with_a_capacity_batch_mates_matter():
 def test_what_is_dropped_is_counted_and_the_balance_sees_the_choice():
     x = torch.ones(2, 3, D, dtype=WIDE)
     x[..., 0] = torch.tensor([[1.0, 2.0, -1.0], [1.0, -2.0, 2.0]])
-    tally = RouterStatsSink()
-    _one_expert_of_two(1)(x, None, tally)
-    assert tally.sums.tokens.tolist() == [4, 2]
-    assert tally.sums.kept.tolist() == [1, 1]
+    router_stats = RouterStatsSink()
+    _one_expert_of_two(1)(x, None, router_stats)
+    assert router_stats.sums.tokens.tolist() == [4, 2]
+    assert router_stats.sums.kept.tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -264,9 +268,9 @@ def test_under_autocast(kind):
 
 
 def test_dropout_in_experts_changes_training_alone():
-    router = SoftmaxRouter(D, experts=E, top_k=2, renormalise=True)
-    for experts in (GatedExperts(D, 64, experts=E, dropout=0.5), ClampedGatedExperts(D, 64, experts=E, dropout=0.5),
-                    DenseExperts(D, 64, experts=E, activation="gelu", dropout=0.5)):  # fmt: skip
+    router = SoftmaxRouter(D, num_experts=E, num_experts_per_tok=2, norm_topk_prob=True)
+    for experts in (GatedExperts(D, 64, num_experts=E, dropout=0.5), ClampedGatedExperts(D, 64, num_experts=E, dropout=0.5),
+                    DenseExperts(D, 64, num_experts=E, activation="gelu", dropout=0.5)):  # fmt: skip
         part, x = MoE(router=router, experts=experts), tokens().float()
         assert not torch.equal(part(x), part(x))
         part.eval()
@@ -295,13 +299,11 @@ def test_a_pass_leaves_nothing_behind_in_the_module():
 
 
 def test_what_does_not_fit_is_refused():
-    router = SoftmaxRouter(D, experts=3, top_k=1, renormalise=True)
+    router = SoftmaxRouter(D, num_experts=3, num_experts_per_tok=1, norm_topk_prob=True)
     with pytest.raises(ShapeError, match="chooses among 3 experts, but there are 4"):
-        MoE(router=router, experts=GatedExperts(D, F, experts=4))
-    with pytest.raises(ShapeError, match="capacity is -1, but must be 0 or more"):
-        MoE(router=router, experts=GatedExperts(D, F, experts=3), capacity=-1)
-    with pytest.raises(ShapeError, match="weigh is 'both'; choose"):
-        GatedExperts(D, F, experts=3, weigh="both")
+        MoE(router=router, experts=GatedExperts(D, F, num_experts=4))
+    with pytest.raises(ShapeError, match="expert_capacity is -1, but must be 0 or more"):
+        MoE(router=router, experts=GatedExperts(D, F, num_experts=3), expert_capacity=-1)
     with pytest.raises(ShapeError, match=r"coordinates are \(1, 4\), but the tensor has \(3, 5\)"):
         moe()(tokens(), Coordinates.range(4))
 
@@ -320,9 +322,9 @@ from torch._dynamo.utils import counters
 from pellucid.nn.moe import ExpertGroups, GatedExperts, MoE, RoutingTally, SigmoidRouter
 
 torch.manual_seed(0)
-router = SigmoidRouter(6, experts=4, top_k=2, renormalise=True, groups=ExpertGroups(2, keep=1, score="top2"))
+router = SigmoidRouter(6, num_experts=4, num_experts_per_tok=2, norm_topk_prob=True, groups=ExpertGroups(2, topk_group=1, score="top2"))
 moe = MoE(router=router, experts=GatedExperts(6, 10, experts=4))
-doubled = lambda x, tally: 2 * moe(x, None, tally)
+doubled = lambda x, router_stats: 2 * moe(x, None, router_stats)
 compiled, graphs = torch.compile(doubled, backend="eager"), []
 for slots in (5, 9, 6, 7, 17, 3):
     x, ours, theirs = torch.randn(2, slots, 6), RoutingTally(), RoutingTally()

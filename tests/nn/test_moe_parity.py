@@ -65,36 +65,36 @@ def test_mixtral():
         hidden_size=D, intermediate_size=F, num_local_experts=E, num_experts_per_tok=2, router_jitter_noise=0.0
     )
     theirs = _randomised(_class("mixtral", "MixtralSparseMoeBlock")(config))
-    router = SoftmaxRouter(D, experts=E, top_k=2, renormalise=True)
-    ours = MoE(router=router, experts=GatedExperts(D, F, experts=E))
+    router = SoftmaxRouter(D, num_experts=E, num_experts_per_tok=2, norm_topk_prob=True)
+    ours = MoE(router=router, experts=GatedExperts(D, F, num_experts=E))
     router.load_state_dict(theirs.gate.state_dict())
     _copy_experts(ours.experts, theirs.experts)
     _agree(ours, theirs)
 
 
-@pytest.mark.parametrize("renormalise", [False, True])
-def test_qwen2_moe(renormalise):
+@pytest.mark.parametrize("norm_topk_prob", [False, True])
+def test_qwen2_moe(norm_topk_prob):
     config = transformers.Qwen2MoeConfig(
         hidden_size=D,
         moe_intermediate_size=F,
         shared_expert_intermediate_size=16,
         num_experts=E,
         num_experts_per_tok=3,
-        norm_topk_prob=renormalise,
+        norm_topk_prob=norm_topk_prob,
     )
     theirs = _randomised(_class("qwen2_moe", "Qwen2MoeSparseMoeBlock")(config))
-    router = SoftmaxRouter(D, experts=E, top_k=3, renormalise=renormalise)
+    router = SoftmaxRouter(D, num_experts=E, num_experts_per_tok=3, norm_topk_prob=norm_topk_prob)
     shared = GatedSharedExpert(D, _shared(theirs.shared_expert, 16))
     shared.gate.load_state_dict(theirs.shared_expert_gate.state_dict())
-    ours = SharedMoE(router=router, experts=GatedExperts(D, F, experts=E), shared=shared)
+    ours = SharedMoE(router=router, experts=GatedExperts(D, F, num_experts=E), shared=shared)
     router.load_state_dict(theirs.gate.state_dict())
     _copy_experts(ours.experts, theirs.experts)
     _agree(ours, theirs)
 
 
-@pytest.mark.parametrize("renormalise", [False, True])
+@pytest.mark.parametrize("norm_topk_prob", [False, True])
 @pytest.mark.parametrize("groups", [(1, 1), (4, 2), (2, 1)])
-def test_deepseek_v3(renormalise, groups):
+def test_deepseek_v3(norm_topk_prob, groups):
     count, keep = groups
     config = transformers.DeepseekV3Config(
         hidden_size=D,
@@ -105,22 +105,24 @@ def test_deepseek_v3(renormalise, groups):
         num_experts_per_tok=3,
         n_group=count,
         topk_group=keep,
-        norm_topk_prob=renormalise,
+        norm_topk_prob=norm_topk_prob,
         routed_scaling_factor=2.5,
     )
     theirs = _randomised(_class("deepseek_v3", "DeepseekV3MoE")(config))
     router = SigmoidRouter(
         D,
-        experts=E,
-        top_k=3,
-        renormalise=renormalise,
-        scale=2.5,
-        groups=ExpertGroups(count, keep=keep, score="top2"),
+        num_experts=E,
+        num_experts_per_tok=3,
+        norm_topk_prob=norm_topk_prob,
+        routed_scaling_factor=2.5,
+        groups=ExpertGroups(count, topk_group=keep, score="top2"),
     )
-    ours = SharedMoE(router=router, experts=GatedExperts(D, F, experts=E), shared=_shared(theirs.shared_experts, 2 * F))
+    ours = SharedMoE(
+        router=router, experts=GatedExperts(D, F, num_experts=E), shared=_shared(theirs.shared_experts, 2 * F)
+    )
     with torch.no_grad():
         router.weight.copy_(theirs.gate.weight)
-        router.choice_bias.copy_(theirs.gate.e_score_correction_bias)
+        router.expert_bias.copy_(theirs.gate.e_score_correction_bias)
     _copy_experts(ours.experts, theirs.experts)
     _agree(ours, theirs)
 
@@ -141,9 +143,11 @@ def test_deepseek_v2_groups():
         routed_scaling_factor=1.5,
     )
     theirs = _randomised(_class("deepseek_v2", "DeepseekV2Moe")(config))
-    groups = ExpertGroups(4, keep=2, score="max")
-    router = SoftmaxRouter(D, experts=E, top_k=3, renormalise=False, scale=1.5, groups=groups)
-    ours = SharedMoE(router=router, experts=GatedExperts(D, F, experts=E), shared=_shared(theirs.shared_experts, F))
+    groups = ExpertGroups(4, topk_group=2, score="max")
+    router = SoftmaxRouter(
+        D, num_experts=E, num_experts_per_tok=3, norm_topk_prob=False, routed_scaling_factor=1.5, groups=groups
+    )
+    ours = SharedMoE(router=router, experts=GatedExperts(D, F, num_experts=E), shared=_shared(theirs.shared_experts, F))
     router.load_state_dict(theirs.gate.state_dict())
     _copy_experts(ours.experts, theirs.experts)
     _agree(ours, theirs)
@@ -156,8 +160,8 @@ def test_gpt_oss(limit):
         hidden_size=D, intermediate_size=F, num_local_experts=E, num_experts_per_tok=4, swiglu_limit=limit
     )
     theirs = _randomised(_class("gpt_oss", "GptOssMLP")(config))
-    router = TopKSoftmaxRouter(D, experts=E, top_k=4, bias=True)
-    ours = MoE(router=router, experts=ClampedGatedExperts(D, F, experts=E, limit=limit, alpha=1.702))
+    router = TopKSoftmaxRouter(D, num_experts=E, num_experts_per_tok=4, bias=True)
+    ours = MoE(router=router, experts=ClampedGatedExperts(D, F, num_experts=E, limit=limit, alpha=1.702))
     router.load_state_dict(theirs.router.state_dict())
     with torch.no_grad():
         ours.experts.gate_proj.copy_(theirs.experts.gate_up_proj[..., ::2].mT)
@@ -175,8 +179,8 @@ def test_llama_4():
         hidden_size=D, intermediate_size=F, num_local_experts=E, num_experts_per_tok=1
     )
     theirs = _randomised(_class("llama4", "Llama4TextMoe")(config))
-    router = SigmoidRouter(D, experts=E, top_k=1, renormalise=False)
-    experts = GatedExperts(D, F, experts=E, weigh="input")
+    router = SigmoidRouter(D, num_experts=E, num_experts_per_tok=1, norm_topk_prob=False)
+    experts = GatedExperts(D, F, num_experts=E, apply_weight_on_input=True)
     ours = SharedMoE(router=router, experts=experts, shared=_shared(theirs.shared_expert, F))
     with torch.no_grad():
         router.weight.copy_(theirs.router.weight)

@@ -21,15 +21,15 @@ def test_pairings_written_out():
     """B88: d = 4, base 10000, position 1, x = [1, 0, 0, 0]."""
     cos, sin = math.cos(1), math.sin(1)
     assert turned(Rotary(4), [1, 0, 0, 0], 1) == pytest.approx([cos, 0, sin, 0])
-    assert turned(Rotary(4, pairing="interleaved"), [1, 0, 0, 0], 1) == pytest.approx([cos, sin, 0, 0])
+    assert turned(Rotary(4, interleaved=True), [1, 0, 0, 0], 1) == pytest.approx([cos, sin, 0, 0])
     second = math.cos(0.01), math.sin(0.01)
     assert turned(Rotary(4), [0, 1, 0, 0], 1) == pytest.approx([0, second[0], 0, second[1]])
 
 
-@pytest.mark.parametrize("pairing", ["half", "interleaved"])
-def test_scores_depend_on_distance_alone(pairing):
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_scores_depend_on_distance_alone(interleaved):
     """L18: shifting query and key together changes no score."""
-    rotary = Rotary(8, pairing=pairing)
+    rotary = Rotary(8, interleaved=interleaved)
     q, k = torch.randn(2, 1, 1, 1, 8, dtype=torch.float64)
     scores = [
         (rotary(q, at(m + shift)) * rotary(k, at(n + shift))).sum().item()
@@ -44,7 +44,7 @@ def test_permuted_weights_turn_one_pairing_into_the_other():
     order = [0, 4, 1, 5, 2, 6, 3, 7]  # interleaved feature i comes from half-split feature order[i]
     x = torch.randn(1, 1, 1, 8, dtype=torch.float64)
     half = Rotary(8)(x, at(9))
-    interleaved = Rotary(8, pairing="interleaved")(x[..., order], at(9))
+    interleaved = Rotary(8, interleaved=True)(x[..., order], at(9))
     torch.testing.assert_close(interleaved, half[..., order])
 
 
@@ -99,27 +99,27 @@ def test_a_learned_table_ends_where_it_ends():
 
 
 def test_odd_heads_cannot_be_turned():
-    with pytest.raises(ShapeError, match="head size is 5"):
+    with pytest.raises(ShapeError, match="head_dim is 5"):
         Rotary(5)
-    assert Rotary(5, rotated=4).rotated == 4
+    assert Rotary(5, rotary_dim=4).rotary_dim == 4
 
 
 def test_partial_rotary_written_out():
     """B95: d = 8, half of it turned. e0 at position 1 meets feature 2 (half) or 1 (interleaved), never 4."""
     cos, sin = math.cos(1), math.sin(1)
     e0 = [1, 0, 0, 0, 0, 0, 0, 0]
-    assert turned(Rotary(8, rotated=4), e0, 1) == pytest.approx([cos, 0, sin, 0, 0, 0, 0, 0])
-    interleaved = Rotary(8, rotated=4, pairing="interleaved")
+    assert turned(Rotary(8, rotary_dim=4), e0, 1) == pytest.approx([cos, 0, sin, 0, 0, 0, 0, 0])
+    interleaved = Rotary(8, rotary_dim=4, interleaved=True)
     assert turned(interleaved, e0, 1) == pytest.approx([cos, sin, 0, 0, 0, 0, 0, 0])
     # exponents are those of the turned part: the second pair turns by 10000 ** (-2 / 4) = 0.01
     e1 = [0, 1, 0, 0, 0, 0, 0, 0]
-    assert turned(Rotary(8, rotated=4), e1, 1) == pytest.approx([0, math.cos(0.01), 0, math.sin(0.01), 0, 0, 0, 0])
+    assert turned(Rotary(8, rotary_dim=4), e1, 1) == pytest.approx([0, math.cos(0.01), 0, math.sin(0.01), 0, 0, 0, 0])
 
 
-@pytest.mark.parametrize("pairing", ["half", "interleaved"])
-def test_what_is_not_rotated_is_left_bit_for_bit(pairing):
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_what_is_not_rotated_is_left_bit_for_bit(interleaved):
     x = torch.randn(2, 3, 2, 8)
-    out = Rotary(8, rotated=6, pairing=pairing)(x, Coordinates.range(3, rows=2))
+    out = Rotary(8, rotary_dim=6, interleaved=interleaved)(x, Coordinates.range(3, rows=2))
     assert torch.equal(out[..., 6:], x[..., 6:])
     assert not torch.isclose(out[:, 1:, :, :6], x[:, 1:, :, :6]).all(-1).any()
     assert torch.equal(out[:, 0], x[:, 0])
@@ -127,8 +127,8 @@ def test_what_is_not_rotated_is_left_bit_for_bit(pairing):
 
 @pytest.mark.parametrize("rotated", [0, 3, 10, -2])
 def test_parts_that_cannot_be_turned(rotated):
-    with pytest.raises(ShapeError, match=f"rotated is {rotated}"):
-        Rotary(8, rotated=rotated)
+    with pytest.raises(ShapeError, match=f"rotary_dim is {rotated}"):
+        Rotary(8, rotary_dim=rotated)
 
 
 def test_a_head_of_another_size_is_refused():
@@ -150,11 +150,11 @@ def test_a_table_of_angles_is_made_once_a_forward():
 
     class Counted(Rotary):
         def angles(self, coordinates):
-            made.append(self.base)
+            made.append(self.rope_theta)
             return super().angles(coordinates)
 
     row = Coordinates.range(3)
-    layers = [Counted(4), Counted(4, pairing="interleaved"), Counted(4, base=1e6)]
+    layers = [Counted(4), Counted(4, interleaved=True), Counted(4, rope_theta=1e6)]
     for layer in layers:
         for heads in (4, 2):
             layer(torch.randn(1, 3, heads, 4), row)
@@ -163,7 +163,7 @@ def test_a_table_of_angles_is_made_once_a_forward():
 
 def test_a_rotation_keeps_lengths_and_gradients():
     """It is orthogonal: the gradient of the sum of squares is 2x, whatever the angles; nothing else is learnt."""
-    rotary = Rotary(8, rotated=4)
+    rotary = Rotary(8, rotary_dim=4)
     assert not list(rotary.parameters())
     assert not list(rotary.buffers())
     x = torch.randn(1, 5, 2, 8, dtype=torch.float64, requires_grad=True)

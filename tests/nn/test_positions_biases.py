@@ -24,7 +24,7 @@ def relative(heads, **words):
 
 def test_buckets_written_out_both_ways():
     """T5's own numbers: 32 buckets, 16 a side, 8 of them single; the rest begin at 8 · 16 ** (k / 8)."""
-    bias = relative(1, causal=False)
+    bias = relative(1, bidirectional=True)
     assert bias.bounds == (12, 16, 23, 32, 46, 64, 91)
     behind = {0: 0, 1: 1, 7: 7, 8: 8, 11: 8, 12: 9, 15: 9, 16: 10, 22: 10, 23: 11, 90: 14, 91: 15, 128: 15, 10**9: 15}
     for distance, bucket in behind.items():
@@ -35,7 +35,7 @@ def test_buckets_written_out_both_ways():
 
 def test_buckets_written_out_one_way():
     """8 buckets to 20: four single, the rest begin at 4 · 5 ** (k / 4) = 4, 5.98, 8.94, 13.4; ahead is bucket 0."""
-    bias = relative(1, causal=True, buckets=8, max_distance=20)
+    bias = relative(1, bidirectional=False, num_buckets=8, max_distance=20)
     keys = at(*range(21))
     behind = [0, 1, 2, 3, 4, 4, 5, 5, 5, 6, 6, 6, 6, 6, 7, 7, 7, 7, 7, 7, 7]
     assert bias.buckets(at(20), keys)[0, 0].flip(0).tolist() == behind
@@ -44,17 +44,17 @@ def test_buckets_written_out_one_way():
 
 def test_the_fewest_buckets_and_the_nearest_end():
     """Two buckets; four both ways; an odd number one way; and an end right behind the single ones."""
-    assert relative(1, causal=True, buckets=2, max_distance=4).buckets(at(3), at(0, 1, 2, 3)).tolist() == [
+    assert relative(1, bidirectional=False, num_buckets=2, max_distance=4).buckets(at(3), at(0, 1, 2, 3)).tolist() == [
         [[1, 1, 1, 0]]
     ]
-    both = relative(1, causal=False, buckets=4, max_distance=4)
+    both = relative(1, bidirectional=True, num_buckets=4, max_distance=4)
     assert both.buckets(at(2), at(0, 1, 2, 3, 4)).tolist() == [[[1, 1, 0, 3, 3]]]
-    assert relative(1, causal=True, buckets=9, max_distance=20).num_embeddings == 9
-    near = relative(1, causal=True, buckets=8, max_distance=5)
+    assert relative(1, bidirectional=False, num_buckets=9, max_distance=20).num_embeddings == 9
+    near = relative(1, bidirectional=False, num_buckets=8, max_distance=5)
     assert near.buckets(at(6), at(*range(7))).tolist() == [[[7, 7, 4, 3, 2, 1, 0]]]
 
 
-@pytest.mark.parametrize("bias", [Alibi(2), RelativeBias(2, causal=False)], ids=["alibi", "relative"])
+@pytest.mark.parametrize("bias", [Alibi(2), RelativeBias(2, bidirectional=True)], ids=["alibi", "relative"])
 def test_keys_may_stand_elsewhere_in_each_row(bias):
     """Also where all queries stand at one place: rows are only shared where both sides are alike."""
     queries = Coordinates(torch.tensor([[4], [4]]), torch.ones(2, 1, dtype=torch.long))
@@ -79,7 +79,7 @@ def test_what_is_made_once_holds_its_keys_but_never_itself():
 
 
 def test_the_table_is_read_by_bucket_and_head():
-    bias = relative(2, causal=True, buckets=4, max_distance=8)
+    bias = relative(2, bidirectional=False, num_buckets=4, max_distance=8)
     with torch.no_grad():
         bias.weight.copy_(torch.arange(8.0).view(4, 2))
     out = bias(at(2), at(0, 1, 2))
@@ -89,8 +89,8 @@ def test_the_table_is_read_by_bucket_and_head():
 
 
 def test_slopes_keep_the_precision_that_is_asked_for():
-    slopes = torch.tensor(Alibi(6, max_exponent=5.0).slopes, dtype=torch.float64)  # no powers of two
-    found = Alibi(6, max_exponent=5.0)(at(7), at(0), torch.float64).flatten()
+    slopes = torch.tensor(Alibi(6, alibi_bias_max=5.0).slopes, dtype=torch.float64)  # no powers of two
+    found = Alibi(6, alibi_bias_max=5.0)(at(7), at(0), torch.float64).flatten()
     assert torch.equal(found, -7 * slopes)
     assert not torch.equal(found.float().double(), found)
 
@@ -102,11 +102,11 @@ def test_slopes_written_out():
     assert Alibi(8).slopes == tuple(2.0**-h for h in range(1, 9))
     assert Alibi(1).slopes == (2.0**-8,)
     assert Alibi(3).slopes == (2.0**-4, 2.0**-8, 2.0**-2)
-    assert Alibi(2, max_exponent=4.0).slopes == (0.25, 0.0625)
+    assert Alibi(2, alibi_bias_max=4.0).slopes == (0.25, 0.0625)
 
 
 def test_alibi_written_out():
-    out = Alibi(2, max_exponent=2.0)(at(1, 2), at(0, 1, 2, 5))
+    out = Alibi(2, alibi_bias_max=2.0)(at(1, 2), at(0, 1, 2, 5))
     near, far = [[1, 0, 1, 4], [2, 1, 0, 3]], 0.25
     expected = torch.tensor([near], dtype=torch.float32)
     assert torch.equal(out[0], -torch.cat([expected * 0.5, expected * far]))
@@ -143,7 +143,7 @@ def test_one_row_for_all_queries_is_right_only_under_causality():
     assert torch.equal(distance, distance.transpose(-1, -2))
 
 
-@pytest.mark.parametrize("bias", [relative(2, causal=True), relative(2, causal=False), Alibi(2)])
+@pytest.mark.parametrize("bias", [relative(2, bidirectional=False), relative(2, bidirectional=True), Alibi(2)])
 def test_shifting_queries_and_keys_together_changes_nothing(bias):
     here, far = bias(at(5, 9), at(0, 5, 30)), bias(at(10**9 + 5, 10**9 + 9), at(10**9, 10**9 + 5, 10**9 + 30))
     assert torch.equal(here, far)
@@ -172,14 +172,14 @@ def test_made_once_for_both_coordinates():
     assert Alibi(4)(queries, other) is not first
     assert Alibi(2)(queries, keys).shape == (1, 2, 2, 4)
     assert Alibi(4)(queries, keys, torch.float64).dtype == torch.float64
-    one = relative(3, causal=True).buckets(queries, keys)
-    assert relative(5, causal=True).buckets(queries, keys) is one
-    assert relative(5, causal=False).buckets(queries, keys) is not one
+    one = relative(3, bidirectional=False).buckets(queries, keys)
+    assert relative(5, bidirectional=False).buckets(queries, keys) is one
+    assert relative(5, bidirectional=True).buckets(queries, keys) is not one
 
 
 def test_a_changed_table_is_seen_at_once():
     """The same coordinates after a step: the new bias, and a graph that can be walked again."""
-    bias, row = relative(2, causal=True), Coordinates.range(3)
+    bias, row = relative(2, bidirectional=False), Coordinates.range(3)
     for _ in range(2):
         before = bias(row, row)
         before.sum().backward()
@@ -190,7 +190,7 @@ def test_a_changed_table_is_seen_at_once():
 
 def test_gradient_reaches_only_buckets_that_were_seen():
     """Four tokens under a causal rule use distances 0 to 3; the pad's and all other buckets keep exactly 0."""
-    bias = relative(4, causal=False)
+    bias = relative(4, bidirectional=True)
     places = Coordinates(torch.tensor([[0, 1, 2, 3, 40]]), torch.tensor([[1, 1, 1, 1, 0]]))
     q, k, v = torch.randn(3, 1, 5, 4, 8)
     attend(
@@ -204,12 +204,18 @@ def test_gradient_reaches_only_buckets_that_were_seen():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: RelativeBias(2, causal=False, buckets=2), "buckets is 2, but two-way biases need an even number of 4"),
-        (lambda: RelativeBias(2, causal=False, buckets=9), "buckets is 9, but two-way"),
-        (lambda: RelativeBias(2, causal=True, buckets=1), "buckets is 1, but causal biases need 2 or more"),
-        (lambda: RelativeBias(2, causal=True, max_distance=16), "max_distance is 16, .* make it above 16"),
-        (lambda: Alibi(0), "heads is 0"),
-        (lambda: Alibi(2, max_exponent=0.0), "max_exponent is 0.0"),
+        (
+            lambda: RelativeBias(2, bidirectional=True, num_buckets=2),
+            "num_buckets is 2, but bidirectional biases need an even number of 4",
+        ),
+        (lambda: RelativeBias(2, bidirectional=True, num_buckets=9), "num_buckets is 9, but bidirectional"),
+        (
+            lambda: RelativeBias(2, bidirectional=False, num_buckets=1),
+            "num_buckets is 1, but one-way biases need 2 or more",
+        ),
+        (lambda: RelativeBias(2, bidirectional=False, max_distance=16), "max_distance is 16, .* make it above 16"),
+        (lambda: Alibi(0), "num_heads is 0"),
+        (lambda: Alibi(2, alibi_bias_max=0.0), "alibi_bias_max is 0.0"),
     ],
 )
 def test_sizes_that_mean_nothing_are_refused(make, message):

@@ -6,16 +6,16 @@ import torch
 from pellucid.nn import attend
 from pellucid.nn.positions import (
     Alibi,
-    DynamicNTK,
+    DynamicNTKScaling,
     LearnedPositions,
-    Linear,
-    Llama3,
-    LongRope,
-    Proportional,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    PartialScaling,
     RelativeBias,
     Rotary,
     SinusoidalPositions,
-    Yarn,
+    YarnScaling,
 )
 from pellucid.visibility import Coordinates, causal
 
@@ -27,16 +27,16 @@ LONG = [1.0 + i for i in range(HEAD // 2)]
 PHI_FACTOR = {"original_max_position_embeddings": 64, "short_factor": SHORT, "long_factor": LONG, "factor": 4.0}
 
 KINDS = {
-    "linear": ({"factor": 3.0}, Linear(3.0)),
-    "dynamic": ({"factor": 3.0}, DynamicNTK(3.0, 256)),
+    "linear": ({"factor": 3.0}, LinearScaling(3.0)),
+    "dynamic": ({"factor": 3.0}, DynamicNTKScaling(3.0, 256)),
     "llama3": (
         {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64},
-        Llama3(8.0, 1.0, 4.0, 64),
+        Llama3Scaling(8.0, 1.0, 4.0, 64),
     ),
-    "yarn": ({"factor": 4.0, "original_max_position_embeddings": 64}, Yarn(4.0, 64)),
+    "yarn": ({"factor": 4.0, "original_max_position_embeddings": 64}, YarnScaling(4.0, 64)),
     "yarn deepseek": (
         {"factor": 40.0, "original_max_position_embeddings": 64, "mscale": 1.0, "mscale_all_dim": 0.707},
-        Yarn(40.0, 64, mscale=1.0, mscale_all_dim=0.707),
+        YarnScaling(40.0, 64, mscale=1.0, mscale_all_dim=0.707),
     ),
     "yarn gpt-oss": (
         {
@@ -46,16 +46,19 @@ KINDS = {
             "beta_slow": 2.0,
             "truncate": False,
         },
-        Yarn(32.0, 512, beta_fast=16.0, beta_slow=2.0, truncate=False),
+        YarnScaling(32.0, 512, beta_fast=16.0, beta_slow=2.0, truncate=False),
     ),
     "yarn by hand": (
         {"factor": 4.0, "original_max_position_embeddings": 64, "attention_factor": 1.75},
-        Yarn(4.0, 64, attention_factor=1.75),
+        YarnScaling(4.0, 64, attention_factor=1.75),
     ),
-    "longrope": (PHI_FACTOR, LongRope(SHORT, LONG, 64, factor=4.0)),
-    "longrope by hand": (PHI_FACTOR | {"attention_factor": 1.5}, LongRope(SHORT, LONG, 64, attention_factor=1.5)),
-    "proportional": ({"partial_rotary_factor": 0.25}, Proportional(0.25)),
-    "proportional stretched": ({"partial_rotary_factor": 0.3, "factor": 2.0}, Proportional(0.3, 2.0)),
+    "longrope": (PHI_FACTOR, LongRopeScaling(SHORT, LONG, 64, factor=4.0)),
+    "longrope by hand": (
+        PHI_FACTOR | {"attention_factor": 1.5},
+        LongRopeScaling(SHORT, LONG, 64, attention_factor=1.5),
+    ),
+    "proportional": ({"partial_rotary_factor": 0.25}, PartialScaling(0.25)),
+    "proportional stretched": ({"partial_rotary_factor": 0.3, "factor": 2.0}, PartialScaling(0.3, 2.0)),
 }
 
 
@@ -95,7 +98,7 @@ def test_turned_vectors(kind, length):
     row = Coordinates.range(length)
     cos, sin = LlamaRotaryEmbedding(theirs(kind))(q, row.positions)
     expected = apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=2)
-    rotary = Rotary(HEAD, base=50000.0, scaling=KINDS[kind][1])
+    rotary = Rotary(HEAD, rope_theta=50000.0, scaling=KINDS[kind][1])
     torch.testing.assert_close((rotary(q, row), rotary(k, row)), expected, atol=3e-4, rtol=0)
 
 
@@ -116,7 +119,7 @@ def test_partial_half_as_gpt_neox():
     row = Coordinates.range(9)
     cos, sin = neox.GPTNeoXRotaryEmbedding(config)(q, row.positions)
     expected, _ = neox.apply_rotary_pos_emb(q, q, cos, sin, unsqueeze_dim=2)
-    torch.testing.assert_close(Rotary(32, rotated=8)(q, row), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(Rotary(32, rotary_dim=8)(q, row), expected, atol=1e-5, rtol=0)
 
 
 def test_partial_interleaved_as_gptj():
@@ -125,7 +128,7 @@ def test_partial_interleaved_as_gptj():
     q = torch.randn(1, 9, 2, 32)
     sin, cos = gptj.create_sinusoidal_positions(9, 8)[None].chunk(2, -1)
     expected = torch.cat([gptj.apply_rotary_pos_emb(q[..., :8], sin, cos), q[..., 8:]], -1)
-    rotary = Rotary(32, rotated=8, pairing="interleaved")
+    rotary = Rotary(32, rotary_dim=8, interleaved=True)
     torch.testing.assert_close(rotary(q, Coordinates.range(9)), expected, atol=1e-5, rtol=0)
 
 
@@ -172,7 +175,7 @@ def test_relative_bias_as_t5(causal_form, buckets, most):
         is_decoder=causal_form,
     )
     layer = T5Attention(config, has_relative_attention_bias=True)
-    ours = RelativeBias(4, causal=causal_form, buckets=buckets, max_distance=most)
+    ours = RelativeBias(4, bidirectional=not causal_form, num_buckets=buckets, max_distance=most)
     ours.load_state_dict(layer.relative_attention_bias.state_dict())
     ahead = torch.arange(-3 * most, 3 * most + 1)
     keys = Coordinates((ahead + 3 * most)[None], torch.ones_like(ahead)[None])
@@ -191,7 +194,7 @@ def test_relative_bias_as_mpnet():
     row = Coordinates.range(200)
     ahead = row.positions[:, None, :] - row.positions[:, :, None]
     expected = MPNetEncoder.relative_position_bucket(ahead, num_buckets=32)
-    assert torch.equal(RelativeBias(2, causal=False).buckets(row, row).long(), expected)
+    assert torch.equal(RelativeBias(2, bidirectional=True).buckets(row, row).long(), expected)
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 4, 6, 8, 12, 20, 32])
@@ -224,4 +227,4 @@ def test_alibi_of_another_steepness_as_mpt():
     row = Coordinates.range(6)
     for heads in (4, 6):
         expected = build_mpt_alibi_tensor(heads, 6, alibi_bias_max=4)
-        torch.testing.assert_close(Alibi(heads, max_exponent=4.0)(row, row)[:, :, -1:], expected[None])
+        torch.testing.assert_close(Alibi(heads, alibi_bias_max=4.0)(row, row)[:, :, -1:], expected[None])

@@ -10,16 +10,16 @@ from pellucid.errors import ShapeError, UnsupportedError
 from pellucid.nn import ContiguousCache, attend
 from pellucid.nn.positions import (
     Alibi,
-    DynamicNTK,
+    DynamicNTKScaling,
     LearnedPositions,
-    Linear,
-    Llama3,
-    LongRope,
-    Proportional,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    PartialScaling,
     RelativeBias,
     Rotary,
     SinusoidalPositions,
-    Yarn,
+    YarnScaling,
 )
 from pellucid.visibility import Coordinates, causal
 
@@ -29,24 +29,24 @@ DIVISORS = ([1.0, 1.5, 2.0, 3.0], [2.0, 3.0, 4.0, 8.0])
 
 ROTARIES = {
     "half": Rotary(SIZE),
-    "interleaved": Rotary(SIZE, pairing="interleaved"),
-    "partial": Rotary(SIZE, rotated=4),
-    "linear": Rotary(SIZE, scaling=Linear(2.0)),
-    "proportional": Rotary(SIZE, scaling=Proportional(0.5)),
-    "llama3": Rotary(SIZE, scaling=Llama3(8.0, 1.0, 4.0, 64)),
-    "yarn": Rotary(SIZE, scaling=Yarn(4.0, 64)),
-    "longrope": Rotary(SIZE, scaling=LongRope(*DIVISORS, original_length=16, factor=2.0)),
-    "dynamic": Rotary(SIZE, scaling=DynamicNTK(2.0, 9)),
+    "interleaved": Rotary(SIZE, interleaved=True),
+    "partial": Rotary(SIZE, rotary_dim=4),
+    "linear": Rotary(SIZE, scaling=LinearScaling(2.0)),
+    "proportional": Rotary(SIZE, scaling=PartialScaling(0.5)),
+    "llama3": Rotary(SIZE, scaling=Llama3Scaling(8.0, 1.0, 4.0, 64)),
+    "yarn": Rotary(SIZE, scaling=YarnScaling(4.0, 64)),
+    "longrope": Rotary(SIZE, scaling=LongRopeScaling(*DIVISORS, original_max_position_embeddings=16, factor=2.0)),
+    "dynamic": Rotary(SIZE, scaling=DynamicNTKScaling(2.0, 9)),
 }
 BY_LENGTH = {
-    "longrope 4": Rotary(SIZE, scaling=LongRope(*DIVISORS, original_length=4, factor=2.0)),
-    "dynamic 2": Rotary(SIZE, scaling=DynamicNTK(2.0, 2)),
+    "longrope 4": Rotary(SIZE, scaling=LongRopeScaling(*DIVISORS, original_max_position_embeddings=4, factor=2.0)),
+    "dynamic 2": Rotary(SIZE, scaling=DynamicNTKScaling(2.0, 2)),
 }
 
 
-def large(causal):
+def large(bidirectional):
     """B58: a table of large random values, so that a bias that is lost or moved shows."""
-    bias = RelativeBias(HEADS, causal=causal, buckets=8, max_distance=6).double()
+    bias = RelativeBias(HEADS, bidirectional=bidirectional, num_buckets=8, max_distance=6).double()
     with torch.no_grad():
         bias.weight.normal_(std=5.0, generator=torch.Generator().manual_seed(7))
     return bias
@@ -81,8 +81,8 @@ def learned():
 SCHEMES = {name: attention(turn=rotary) for name, rotary in ROTARIES.items()}
 SCHEMES |= {
     "alibi": attention(bias=partial(Alibi(HEADS), dtype=torch.float64)),
-    "relative causal": attention(bias=large(causal=True)),
-    "relative two-way": attention(bias=large(causal=False)),
+    "relative causal": attention(bias=large(bidirectional=False)),
+    "relative two-way": attention(bias=large(bidirectional=True)),
     "learned": attention(table=learned()),
     "interleaved sines": attention(table=SinusoidalPositions(3 * HEADS * SIZE)),
     "tensor2tensor": attention(table=SinusoidalPositions(3 * HEADS * SIZE, layout="tensor2tensor", offset=2)),
@@ -138,7 +138,7 @@ def test_chunks_through_a_cache_equal_one_pass(scheme, chunks, left):
 def test_longrope_in_a_roomy_cache_goes_by_what_is_there():
     """B94: room for 16, original length 8. Five tokens and three steps read the short table; the ninth is refused,
     the cache is as it was, and the nine tokens run again equal a run without a cache."""
-    scaling = LongRope(*DIVISORS, original_length=8, factor=2.0)
+    scaling = LongRopeScaling(*DIVISORS, original_max_position_embeddings=8, factor=2.0)
     run, x = attention(turn=Rotary(SIZE, scaling=scaling)), features(9, 0)[None]
     empty = partial(ContiguousCache, shapes=[SHAPES], rows=1, dtype=torch.float64)
     cache = empty(capacity=16)
@@ -180,7 +180,7 @@ def test_angles_are_made_where_the_positions_are(name):
 def test_tables_and_biases_are_made_where_the_positions_are():
     queries, keys = untold(2, 3), untold(2, 5)
     with torch.device("meta"):
-        parts = RelativeBias(HEADS, causal=True), RelativeBias(HEADS, causal=False), Alibi(HEADS)
+        parts = RelativeBias(HEADS, bidirectional=False), RelativeBias(HEADS, bidirectional=True), Alibi(HEADS)
         tables = LearnedPositions(4, 7), SinusoidalPositions(7), SinusoidalPositions(7, layout="tensor2tensor")
     for bias in parts:
         assert (bias(queries, keys).device.type, bias(queries, keys).shape) == ("meta", (2, HEADS, 3, 5))

@@ -8,20 +8,22 @@ import torch
 
 from pellucid.errors import InputError, ShapeError, UnsupportedError
 from pellucid.nn.positions import (
-    DynamicNTK,
-    Linear,
-    Llama3,
-    LongRope,
-    Proportional,
+    DynamicNTKScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    PartialScaling,
+    RopeScaling,
     Rotary,
-    Scaling,
-    Yarn,
+    YarnScaling,
     document_lengths,
 )
 from pellucid.visibility import Coordinates
 
-LONG = LongRope(short=(1.0, 2.0), long=(4.0, 8.0), original_length=8, attention_factor=1.0)
-NTK = DynamicNTK(factor=2.0, original_length=8)
+LONG = LongRopeScaling(
+    short_factor=(1.0, 2.0), long_factor=(4.0, 8.0), original_max_position_embeddings=8, attention_factor=1.0
+)
+NTK = DynamicNTKScaling(factor=2.0, original_max_position_embeddings=8)
 
 
 def row(length, first=0):
@@ -40,17 +42,25 @@ def plain(size, base):
 
 
 def test_linear_divides_positions():
-    assert radians(Linear(4.0), 8, 1e4) == pytest.approx([x / 4 for x in plain(8, 1e4)])
+    assert radians(LinearScaling(4.0), 8, 1e4) == pytest.approx([x / 4 for x in plain(8, 1e4)])
     x = torch.randn(1, 1, 1, 8, dtype=torch.float64)
-    four = Rotary(8, scaling=Linear(4.0))(x, row(1, first=12))
+    four = Rotary(8, scaling=LinearScaling(4.0))(x, row(1, first=12))
     torch.testing.assert_close(four, Rotary(8)(x, row(1, first=3)))
 
 
 def test_llama3_written_out():
     """B92: a small table, and the one of Llama 3.2."""
-    small = radians(Llama3(factor=8.0, low=1.0, high=4.0, original_length=64), 8, 1e4)
+    small = radians(
+        Llama3Scaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64),
+        8,
+        1e4,
+    )
     assert small == pytest.approx([1, 0.0130423, 0.00125, 0.000125], rel=1e-5)
-    real = radians(Llama3(factor=32.0, low=1.0, high=4.0, original_length=8192), 64, 5e5)
+    real = radians(
+        Llama3Scaling(factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192),
+        64,
+        5e5,
+    )
     before = plain(64, 5e5)
     assert real[:15] == pytest.approx(before[:15], rel=1e-12)
     assert real[15:18] == pytest.approx([0.00129055, 0.00042956, 0.0000970829], rel=1e-5)
@@ -59,7 +69,7 @@ def test_llama3_written_out():
 
 def test_the_scaled_table_is_the_one_that_is_applied():
     """B92: the vectors turn by the scaled angles, at a far position too."""
-    scaling = Llama3(factor=8.0, low=1.0, high=4.0, original_length=64)
+    scaling = Llama3Scaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
     x = torch.tensor([0, 0, 1.0, 0, 0, 0, 0, 0], dtype=torch.float64).view(1, 1, 1, 8)
     out = Rotary(8, scaling=scaling)(x, row(1, first=1000)).flatten().tolist()
     assert out == pytest.approx([0, 0, math.cos(1.25), 0, 0, 0, math.sin(1.25), 0], abs=1e-12)
@@ -75,38 +85,40 @@ def test_yarn_written_out():
     assert (low, high) == pytest.approx((1.3090, 2.8142), abs=1e-4)
     before = plain(8, 1e4)
     whole = [before[0], before[1], before[2] * (0.5 + 0.5 / 4), before[3] / 4]
-    assert radians(Yarn(4.0, 4096), 8, 1e4) == pytest.approx(whole, rel=1e-12)
+    assert radians(YarnScaling(4.0, 4096), 8, 1e4) == pytest.approx(whole, rel=1e-12)
     share = (2 - low) / (high - low)
     exact = [before[0], before[1], before[2] * (1 - share + share / 4), before[3] / 4]
-    assert radians(Yarn(4.0, 4096, truncate=False), 8, 1e4) == pytest.approx(exact, rel=1e-12)
+    assert radians(YarnScaling(4.0, 4096, truncate=False), 8, 1e4) == pytest.approx(exact, rel=1e-12)
 
 
 def test_yarn_ramps_end_with_the_features():
     """d = 8, base 10, original 1000: 32 turns lie at pair 2.79 and 1 turn at 8.81, past feature 7, where it is cut."""
     before = plain(8, 10.0)
-    assert radians(Yarn(4.0, 1000), 8, 10.0) == pytest.approx([*before[:3], before[3] * (0.8 + 0.2 / 4)], rel=1e-12)
+    assert radians(YarnScaling(4.0, 1000), 8, 10.0) == pytest.approx(
+        [*before[:3], before[3] * (0.8 + 0.2 / 4)], rel=1e-12
+    )
 
 
 def test_yarn_has_two_corrections():
     """B91: factor 40, both mscales 0.707: tables are multiplied by 1, scores by (1 + 0.0707 ln 40)²."""
-    deepseek = Yarn(40.0, 4096, mscale=0.707, mscale_all_dim=0.707)
+    deepseek = YarnScaling(40.0, 4096, mscale=0.707, mscale_all_dim=0.707)
     assert deepseek.multiplier(row(1)) == 1.0
     assert deepseek.score_multiplier == pytest.approx(1.5896, abs=5e-5)
-    one = Yarn(40.0, 4096)
+    one = YarnScaling(40.0, 4096)
     assert one.multiplier(row(1)) == pytest.approx(1 + 0.1 * math.log(40))
     assert one.score_multiplier == 1.0
-    uneven = Yarn(40.0, 4096, mscale=1.0, mscale_all_dim=0.5)
+    uneven = YarnScaling(40.0, 4096, mscale=1.0, mscale_all_dim=0.5)
     assert uneven.multiplier(row(1)) == pytest.approx((1 + 0.1 * math.log(40)) / (1 + 0.05 * math.log(40)))
-    assert Yarn(1.0, 4096).multiplier(row(1)) == 1.0
-    assert Yarn(40.0, 4096, attention_factor=1.25).multiplier(row(1)) == 1.25
-    by_hand = Yarn(40.0, 4096, attention_factor=1.25, mscale_all_dim=0.707)
+    assert YarnScaling(1.0, 4096).multiplier(row(1)) == 1.0
+    assert YarnScaling(40.0, 4096, attention_factor=1.25).multiplier(row(1)) == 1.25
+    by_hand = YarnScaling(40.0, 4096, attention_factor=1.25, mscale_all_dim=0.707)
     assert by_hand.multiplier(row(1)) == 1.25
     assert by_hand.score_multiplier == deepseek.score_multiplier
 
 
 def test_attention_factors_multiply_the_turned_vector_and_nothing_else():
     """At position 0 a turned feature is multiplied; what is not turned is not."""
-    rotary = Rotary(8, rotated=4, scaling=Yarn(4.0, 64, attention_factor=1.5))
+    rotary = Rotary(8, rotary_dim=4, scaling=YarnScaling(4.0, 64, attention_factor=1.5))
     x = torch.ones(1, 1, 1, 8, dtype=torch.float64)
     assert rotary(x, row(1)).flatten().tolist() == [1.5] * 4 + [1.0] * 4
 
@@ -122,14 +134,14 @@ def test_longrope_written_out():
     """B94: eight tokens read the short table, nine the long one."""
     assert radians(LONG, 4, 1e4, length=8) == pytest.approx([1.0, 0.01 / 2])
     assert radians(LONG, 4, 1e4, length=9) == pytest.approx([1 / 4, 0.01 / 8])
-    scaled = LongRope((1.0,), (2.0,), 4096, factor=32.0)
+    scaled = LongRopeScaling((1.0,), (2.0,), 4096, factor=32.0)
     assert scaled.multiplier(row(1)) == pytest.approx(math.sqrt(1 + math.log(32) / math.log(4096)))
-    assert LongRope((1.0,), (2.0,), 4096, factor=0.5).multiplier(row(1)) == 1.0
-    assert LongRope((1.0,), (2.0,), 2, factor=4.0).multiplier(row(1)) == pytest.approx(math.sqrt(3))
+    assert LongRopeScaling((1.0,), (2.0,), 4096, factor=0.5).multiplier(row(1)) == 1.0
+    assert LongRopeScaling((1.0,), (2.0,), 2, factor=4.0).multiplier(row(1)) == pytest.approx(math.sqrt(3))
 
 
 def test_longrope_takes_a_factor_for_each_table():
-    rotary = Rotary(2, scaling=LongRope((1.0,), (2.0,), 2, attention_factor=(1.25, 1.5)))
+    rotary = Rotary(2, scaling=LongRopeScaling((1.0,), (2.0,), 2, attention_factor=(1.25, 1.5)))
     x = torch.ones(1, 4, 1, 2, dtype=torch.float64)
     both = Coordinates(torch.tensor([[0, 1, 0, 0], [0, 1, 2, 3]]), torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]]))
     out = rotary(x.expand(2, 4, 1, 2), both)
@@ -138,10 +150,10 @@ def test_longrope_takes_a_factor_for_each_table():
 
 def test_proportional_turns_the_first_pairs_of_the_whole_head():
     """Gemma 4: d = 8, share 0.5: pairs 0 and 1 turn as in a whole head, partners are i + 4, the rest stays."""
-    assert radians(Proportional(0.5), 8, 1e4) == pytest.approx([1, 0.1, 0, 0])
+    assert radians(PartialScaling(0.5), 8, 1e4) == pytest.approx([1, 0.1, 0, 0])
     x = torch.eye(8, dtype=torch.float64)
     ones = torch.ones(8, 1, dtype=torch.long)
-    out = Rotary(8, scaling=Proportional(0.5))(x.view(8, 1, 1, 8), Coordinates(ones, ones))
+    out = Rotary(8, scaling=PartialScaling(0.5))(x.view(8, 1, 1, 8), Coordinates(ones, ones))
     assert out[0].flatten().tolist() == pytest.approx([math.cos(1), 0, 0, 0, math.sin(1), 0, 0, 0])
     assert torch.equal(out[[2, 3, 6, 7], 0, 0], x[[2, 3, 6, 7]])
 
@@ -199,16 +211,22 @@ def test_a_document_in_pieces_is_one_document(positions, refused):
 
 def test_crosses_says_where_a_cache_ends():
     """B94: a cache may grow or be cropped only where both lengths share one table."""
-    assert [LONG.crosses(6, after) for after in (7, 8, 9, 16)] == [False, False, True, True]
-    assert [LONG.crosses(9, after) for after in (10, 16, 8)] == [False, False, True]
-    assert not LONG.crosses(0, 16)
-    assert not LONG.crosses(16, 0)
-    assert [NTK.crosses(6, after) for after in (8, 9)] == [False, True]
-    assert NTK.crosses(9, 10)
-    for steady in (Scaling(), Linear(2.0), Proportional(0.5), Yarn(4.0, 8), Llama3(8.0, 1.0, 4.0, 8)):
-        assert not steady.crosses(6, 1000)
-    assert Rotary(4, scaling=LONG).crosses(8, 9)
-    assert not Rotary(4).crosses(8, 9)
+    assert [LONG.changes_angles(6, after) for after in (7, 8, 9, 16)] == [False, False, True, True]
+    assert [LONG.changes_angles(9, after) for after in (10, 16, 8)] == [False, False, True]
+    assert not LONG.changes_angles(0, 16)
+    assert not LONG.changes_angles(16, 0)
+    assert [NTK.changes_angles(6, after) for after in (8, 9)] == [False, True]
+    assert NTK.changes_angles(9, 10)
+    for steady in (
+        RopeScaling(),
+        LinearScaling(2.0),
+        PartialScaling(0.5),
+        YarnScaling(4.0, 8),
+        Llama3Scaling(8.0, 1.0, 4.0, 8),
+    ):
+        assert not steady.changes_angles(6, 1000)
+    assert Rotary(4, scaling=LONG).changes_angles(8, 9)
+    assert not Rotary(4).changes_angles(8, 9)
 
 
 @pytest.mark.parametrize("scaling", [LONG, NTK], ids=["longrope", "dynamic"])
@@ -244,12 +262,12 @@ def test_a_long_document_goes_on_under_the_long_table():
 @pytest.mark.parametrize(
     "scaling",
     [
-        Linear(2.0),
-        Proportional(0.5),
-        Yarn(4.0, 64),
-        Llama3(8.0, 1.0, 4.0, 64),
-        LongRope([1.0, 1.5, 2.0, 3.0], [2.0, 3.0, 4.0, 8.0], 64, factor=4.0),
-        DynamicNTK(2.0, 8000),
+        LinearScaling(2.0),
+        PartialScaling(0.5),
+        YarnScaling(4.0, 64),
+        Llama3Scaling(8.0, 1.0, 4.0, 64),
+        LongRopeScaling([1.0, 1.5, 2.0, 3.0], [2.0, 3.0, 4.0, 8.0], 64, factor=4.0),
+        DynamicNTKScaling(2.0, 8000),
     ],
     ids=lambda scaling: type(scaling).__name__,
 )
@@ -271,17 +289,23 @@ def test_every_scaling_sees_distances_alone_and_keeps_exact_angles(scaling, dtyp
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Linear(0.0), "factor is 0.0, but a finite number above 0"),
-        (lambda: Linear(math.inf), "factor is inf"),
-        (lambda: DynamicNTK(2.0, 0), "original_length is 0"),
-        (lambda: Llama3(8.0, 4.0, 1.0, 64), "low is 4.0 and high is 1.0"),
-        (lambda: Yarn(4.0, 64, beta_fast=1.0, beta_slow=32.0), "beta_slow is 32.0 and beta_fast 1.0"),
-        (lambda: Yarn(4.0, 64, mscale=0.7), "mscale is 0.7 and mscale_all_dim is None; give both"),
-        (lambda: LongRope((1.0,), (0.0,), 8, attention_factor=1.0), "a divisor of short or long is 0.0"),
-        (lambda: LongRope((1.0,), (1.0,), 8), "attention_factor is None, factor None"),
-        (lambda: LongRope((1.0,), (1.0,), 1, factor=4.0), "factor 4.0 and original_length 1; give"),
-        (lambda: Proportional(1.5), "share is 1.5"),
-        (lambda: Rotary(4, base=1.0, scaling=Yarn(4.0, 64)), "base above 1, but the base is 1.0"),
+        (lambda: LinearScaling(0.0), "factor is 0.0, but a finite number above 0"),
+        (lambda: LinearScaling(math.inf), "factor is inf"),
+        (lambda: DynamicNTKScaling(2.0, 0), "original_max_position_embeddings is 0"),
+        (lambda: Llama3Scaling(8.0, 4.0, 1.0, 64), "low_freq_factor is 4.0 and high_freq_factor is 1.0"),
+        (lambda: YarnScaling(4.0, 64, beta_fast=1.0, beta_slow=32.0), "beta_slow is 32.0 and beta_fast 1.0"),
+        (lambda: YarnScaling(4.0, 64, mscale=0.7), "mscale is 0.7 and mscale_all_dim is None; give both"),
+        (
+            lambda: LongRopeScaling((1.0,), (0.0,), 8, attention_factor=1.0),
+            "a divisor of short_factor or long_factor is 0.0",
+        ),
+        (lambda: LongRopeScaling((1.0,), (1.0,), 8), "attention_factor is None, factor None"),
+        (
+            lambda: LongRopeScaling((1.0,), (1.0,), 1, factor=4.0),
+            "factor 4.0 and original_max_position_embeddings 1; give",
+        ),
+        (lambda: PartialScaling(1.5), "partial_rotary_factor is 1.5"),
+        (lambda: Rotary(4, rope_theta=1.0, scaling=YarnScaling(4.0, 64)), "base above 1, but the base is 1.0"),
     ],
 )
 def test_numbers_that_mean_nothing_are_refused(make, message):
@@ -293,17 +317,17 @@ def test_tables_that_do_not_fit_the_head_are_refused():
     with pytest.raises(ShapeError, match="2 short and 2 long divisors, but 8 turned features are 4 pairs"):
         Rotary(8, scaling=LONG)
     with pytest.raises(ShapeError, match="2 features are turned; turn 4 or more"):
-        Rotary(8, rotated=2, scaling=NTK)
+        Rotary(8, rotary_dim=2, scaling=NTK)
     with pytest.raises(ShapeError, match="of 4 pairs none would turn"):
-        Rotary(8, scaling=Proportional(0.1))
-    assert Rotary(8, rotated=4, scaling=LONG).rotated == 4
+        Rotary(8, scaling=PartialScaling(0.1))
+    assert Rotary(8, rotary_dim=4, scaling=LONG).rotary_dim == 4
 
 
 def test_what_differs_from_plain_is_printed():
-    assert repr(Rotary(8)) == "Rotary(head_size=8, base=10000.0, pairing='half')"
-    stretched = Rotary(8, rotated=4, scaling=Linear(2.0))
+    assert repr(Rotary(8)) == "Rotary(head_dim=8, rope_theta=10000.0, interleaved=False)"
+    stretched = Rotary(8, rotary_dim=4, scaling=LinearScaling(2.0))
     assert repr(stretched) == (
-        "Rotary(head_size=8, base=10000.0, pairing='half', rotated=4, scaling=Linear(factor=2.0))"
+        "Rotary(head_dim=8, rope_theta=10000.0, interleaved=False, rotary_dim=4, scaling=LinearScaling(factor=2.0))"
     )
 
 

@@ -66,7 +66,7 @@ def test_rows_in_front_are_no_positions(told):
     table = LearnedPositions(4, 3, offset=2)
     torch.nn.init.normal_(table.weight)
     assert table.weight.shape == (6, 3)
-    assert table.length == 4
+    assert table.max_position_embeddings == 4
     x = torch.zeros(1, 4, 3)
 
     def places(*positions):

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from pellucid.data import Batch
 from pellucid.errors import InputError, UnsupportedError
-from pellucid.nn import CrossAttention, EncoderOutput, GroupedAttention, PostNormBlock, PreNormBlock, from_torch
+from pellucid.nn import CrossAttention, EncoderOutput, GroupedQueryAttention, PostNormBlock, PreNormBlock, from_torch
 from pellucid.visibility import Coordinates, causal, from_additive, from_hidden, full
 
 D, HEADS, T, S = 16, 4, 6, 5
@@ -102,17 +102,19 @@ def test_attention(masks, rule, batch_first, bias):
     x = turned(stream(), theirs)
     expected, weights = theirs(x, x, x, average_attn_weights=False, **masks)
     ours = from_torch(theirs, rule=rule)
-    assert type(ours) is GroupedAttention
+    assert type(ours) is GroupedQueryAttention
     x = turned(x, theirs)
     agree(ours(x, whole(), whole()), turned(expected, theirs))
     torch.testing.assert_close(ours.weights(x, whole()), weights, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("memory_size", [D, 10])
+@pytest.mark.parametrize("encoder_hidden_size", [D, 10])
 @each_bias
-def test_attention_to_a_memory(memory_size, bias):
-    theirs = shaken(nn.MultiheadAttention(D, HEADS, kdim=memory_size, vdim=memory_size, bias=bias, batch_first=True))
-    x, memory = stream(), torch.randn(len(KEPT), S, memory_size)
+def test_attention_to_a_memory(encoder_hidden_size, bias):
+    theirs = shaken(
+        nn.MultiheadAttention(D, HEADS, kdim=encoder_hidden_size, vdim=encoder_hidden_size, bias=bias, batch_first=True)
+    )
+    x, memory = stream(), torch.randn(len(KEPT), S, encoder_hidden_size)
     expected, _ = theirs(x, memory, memory, key_padding_mask=hidden_padding(MEMORY, S))
     ours = from_torch(theirs, cross=True)
     assert type(ours) is CrossAttention

@@ -311,7 +311,7 @@ def refused(tmp_path: Path, wanted: TrainConfig, match: str, kind: type[InputErr
 def test_what_does_not_fit_is_refused(tmp_path: Path, words: dict[str, Any]) -> None:
     model = words["model"]
     refused(tmp_path, config(words, data={"source": str(tmp_path / "nowhere")}), "nowhere", DataError)
-    learned = model | {"position": {"kind": "learned", "max_positions": 8}}
+    learned = model | {"position": {"kind": "learned", "max_position_embeddings": 8}}
     refused(tmp_path, config(words, model=learned), r"data\.length is 16 but the model has positions for 8")
     data = words["data"] | {"length": 8}
     validation = {"length": 12}

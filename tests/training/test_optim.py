@@ -35,7 +35,7 @@ def one_step(model: Decoder, optimizers: Optimizers) -> None:
 
 
 def test_roles_are_told_by_use_not_by_name() -> None:
-    model = tiny(position={"kind": "learned", "max_positions": 6}, tie_word_embeddings=False, head_bias=True)
+    model = tiny(position={"kind": "learned", "max_position_embeddings": 6}, tie_word_embeddings=False, head_bias=True)
     found = roles(model)
     assert {n for n, r in found.items() if r == "embedding"} == {"embed_tokens.weight", "positions.weight"}
     assert {n for n, r in found.items() if r == "head"} == {"lm_head.weight"}
@@ -70,7 +70,7 @@ def test_a_tied_parameter_is_listed_once_and_stays_one(config: AdamW | Muon) -> 
 
 
 def test_muon_changes_matrices_in_blocks_only() -> None:
-    model = tiny(position={"kind": "learned", "max_positions": 6}, tie_word_embeddings=False)
+    model = tiny(position={"kind": "learned", "max_position_embeddings": 6}, tie_word_embeddings=False)
     muon = make_optimizers(model, Muon()).parts["muon"]
     held = {id(p) for group in muon.param_groups for p in group["params"]}
     names = {name for name, p in model.named_parameters() if id(p) in held}
@@ -79,7 +79,7 @@ def test_muon_changes_matrices_in_blocks_only() -> None:
 
 def test_norms_biases_and_tables_do_not_decay() -> None:
     """With gradients of 0 only decay moves a weight."""
-    model = tiny(position={"kind": "learned", "max_positions": 6}, tie_word_embeddings=False)
+    model = tiny(position={"kind": "learned", "max_position_embeddings": 6}, tie_word_embeddings=False)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     optimizers = make_optimizers(model, AdamW(rate=0.5, weight_decay=0.5))
     for parameter in model.parameters():

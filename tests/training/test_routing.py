@@ -92,17 +92,17 @@ def test_recomputed_activations_count_nothing_twice() -> None:
     for recomputed in (False, True):
         model.gradient_checkpointing = recomputed
         for router in routers(model):
-            router.choice_bias.zero_()
+            router.expert_bias.zero_()
         result = train_step(model, [batch(*ROWS)], still(model), clip_norm=None, where=WHERE, balance=balance)
         grads = [p.grad.clone() for p in model.parameters()]
-        found.append((result.routing, grads, [router.choice_bias.clone() for router in routers(model)]))
+        found.append((result.routing, grads, [router.expert_bias.clone() for router in routers(model)]))
     (figures, grads, biases), (again, same, moved) = found
     assert figures == again
     assert all(map(torch.equal, grads, same))
     assert all(map(torch.equal, biases, moved))
 
 
-def test_choice_biases_move_by_the_loads_of_all_micro_batches() -> None:
+def test_expert_biases_move_by_the_loads_of_all_micro_batches() -> None:
     """One move a step: towards what the step as a whole used too little, not what its last micro-batch did."""
     model = mixture("sigmoid")
     parts = [batch(row) for row in ROWS]
@@ -114,11 +114,11 @@ def test_choice_biases_move_by_the_loads_of_all_micro_batches() -> None:
     train_step(model, parts, still(model), clip_norm=None, where=WHERE, balance=balance)
     for router, load in zip(routers(model), loads, strict=True):
         assert isinstance(router, SigmoidRouter)
-        assert torch.equal(router.choice_bias, 0.125 * (load.double().mean() - load).sign())
-        assert router.choice_bias.abs().sum() > 0
-    before = [router.choice_bias.clone() for router in routers(model)]
+        assert torch.equal(router.expert_bias, 0.125 * (load.double().mean() - load).sign())
+        assert router.expert_bias.abs().sum() > 0
+    before = [router.expert_bias.clone() for router in routers(model)]
     train_step(model, parts, still(model), clip_norm=None, where=WHERE)
-    assert all(torch.equal(b, r.choice_bias) for b, r in zip(before, routers(model), strict=True))
+    assert all(torch.equal(b, r.expert_bias) for b, r in zip(before, routers(model), strict=True))
 
 
 def test_layers_that_share_weights_move_their_bias_once() -> None:
@@ -128,7 +128,7 @@ def test_layers_that_share_weights_move_their_bias_once() -> None:
     loads = sum(sums.tokens for sums in model(batch(*ROWS), want="loss").routing)
     balance = Balance(coefficient=0.0, rebalance_rate=0.125)
     train_step(model, [batch(*ROWS)], still(model), clip_norm=None, where=WHERE, balance=balance)
-    assert torch.equal(first.choice_bias, 0.125 * (loads.double().mean() - loads).sign())
+    assert torch.equal(first.expert_bias, 0.125 * (loads.double().mean() - loads).sign())
 
 
 def test_an_encoder_is_divided_by_the_tokens_of_its_sources() -> None:
@@ -143,7 +143,7 @@ def test_an_encoder_is_divided_by_the_tokens_of_its_sources() -> None:
 
 
 def test_what_is_logged() -> None:
-    model = mixture(ffn=mixture().config.ffn.model_copy(update={"capacity": 3}))
+    model = mixture(ffn=mixture().config.ffn.model_copy(update={"expert_capacity": 3}))
     result = train_step(model, [batch(*ROWS)], still(model), clip_norm=None, where=WHERE)
     sums = model(batch(*ROWS), want="loss").routing
     assert result.routing is not None

@@ -9,8 +9,9 @@
 from pellucid.audits.broken import BROKEN_MODELS, BrokenModel, TinyDecoder
 from pellucid.audits.checks import CHECKS
 from pellucid.audits.engine.expected import expected_flow
-from pellucid.audits.probes.tokens import TokensProbe
-from pellucid.audits.run import AuditReport, audit
+from pellucid.audits.probes.tokens_probe import TokensProbe
+from pellucid.audits.report import AuditReport
+from pellucid.audits.run import audit
 
 __all__ = [
     "BROKEN_MODELS",

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 from pellucid.records import Finding
 
 if TYPE_CHECKING:
-    from pellucid.audits.run import AuditReport
+    from pellucid.audits.report import AuditReport
 
 
 def write_junit(path: Path, report: AuditReport, *, strict: bool = False) -> None:

@@ -1,8 +1,7 @@
-"""From what a user types to something that can be audited: ``module:attribute``, a folder, a class."""
+"""From what a user types to something that can be audited: ``module:attribute``."""
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import sys
@@ -14,6 +13,7 @@ from torch import nn
 
 from pellucid.audits.probes.hf_load import is_pretrained_class, tiny_model
 from pellucid.errors import InputError, one_line
+from pellucid.messages import did_you_mean, nearest
 
 _KINDS = "a checkpoint folder, a Hugging Face folder, or module:attribute such as mypackage.models:make_model"
 
@@ -28,42 +28,37 @@ def from_text(text: str) -> object:
     """
     name, colon, path = text.partition(":")
     if not colon or not name or not path:
-        raise InputError(f"{text!r} names nothing that can be audited;{_meant(text)} give {_KINDS}")
-    found = _imported(name, text)
+        raise InputError(f"{text!r} names nothing that can be audited;{_hint(text)} give {_KINDS}")
+    found = _import(name, text)
     for part in path.split("."):
         if not hasattr(found, part):
             names = sorted(n for n in dir(found) if not n.startswith("_"))
-            near = difflib.get_close_matches(part, names, 1, 0.5)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise InputError(f"{name} has no {path!r}; {hint}it has {', '.join(names[:12]) or 'nothing'}")
+            hint = did_you_mean(part, names, "; ", 0.5)
+            raise InputError(f"{name} has no {path!r}{hint or ';'} it has {', '.join(names[:12]) or 'nothing'}")
         found = getattr(found, part)
-    return _made(found, text)
+    return _make(found, text)
 
 
-def _meant(text: str) -> str:
-    """What may have been meant by a text that names no attribute of a module, or no folder that is there."""
+def _hint(text: str) -> str:
+    """What may have been meant by a text that names no attribute of a module, and no folder that is there."""
     if ":" in text:
         return ""
     folder = Path(text)
     if folder.is_file():
         example = f" such as {folder.stem}:make_model" if folder.suffix == ".py" else ""
         return f" it is a file: name its folder, or module:attribute{example};"
-    near = difflib.get_close_matches(folder.name, _folders(folder.parent), 1, 0.6)
-    if near:
-        return f" did you mean the folder {str(folder.parent / near[0])!r}?"
+    try:
+        near = nearest(folder.name, sorted(entry.name for entry in folder.parent.iterdir() if entry.is_dir()))
+    except OSError:
+        near = None
+    if near is not None:
+        return f" did you mean the folder {str(folder.parent / near)!r}?"
     module, dot, attribute = text.rpartition(".")
     dotted = bool(dot) and all(part.isidentifier() for part in text.split("."))
     return f" did you mean {f'{module}:{attribute}'!r}?" if dotted else ""
 
 
-def _folders(parent: Path) -> list[str]:
-    try:
-        return sorted(entry.name for entry in parent.iterdir() if entry.is_dir())
-    except OSError:
-        return []
-
-
-def _imported(name: str, text: str) -> Any:
+def _import(name: str, text: str) -> Any:
     here = str(Path.cwd())
     sys.path.insert(0, here)
     try:
@@ -78,13 +73,13 @@ def _imported(name: str, text: str) -> Any:
         sys.path.remove(here)
 
 
-def _made(found: Any, text: str) -> object:
+def _make(found: Any, text: str) -> object:
     """A model as it is; a class or a factory is called, if it can be called without arguments."""
     if isinstance(found, nn.Module) or not callable(found):
         return found
     if is_pretrained_class(found):
         return tiny_model(found)
-    if not isinstance(found, type) and _takes_one(found):
+    if not isinstance(found, type) and _takes_an_argument(found):
         return found  # a function of tokens
     try:
         return found()
@@ -93,7 +88,7 @@ def _made(found: Any, text: str) -> object:
         raise InputError(f"{text} cannot be made: {type(error).__name__}: {one_line(error)}; {hint}") from error
 
 
-def _takes_one(function: Callable[..., object]) -> bool:
+def _takes_an_argument(function: Callable[..., object]) -> bool:
     """Whether a function needs an argument, as one of tokens does and a factory does not."""
     try:
         parameters = inspect.signature(function).parameters.values()

@@ -10,8 +10,16 @@ import torch
 
 from pellucid.batch import Batch
 from pellucid.models import builders
-from pellucid.models.config import ModelConfig, Stack
-from pellucid.models.configs import ClampedGated, DynamicNTK, Grouped, LongRope, MoE, Position, Rope
+from pellucid.models.config import ModelConfig, TransformerConfig
+from pellucid.models.configs import (
+    ClampedGatedFFNConfig,
+    DynamicNTKScalingConfig,
+    GroupedQueryAttentionConfig,
+    LongRopeScalingConfig,
+    MoEConfig,
+    PositionConfig,
+    RopeConfig,
+)
 from pellucid.nn.positions import RelativeBias
 from pellucid.visibility import Rule
 
@@ -31,7 +39,7 @@ _MOST_SEEN = 64
 class StackProbeInputs:
     """Documents of ids from all over the vocabulary, no longer than the stack has positions for."""
 
-    def __init__(self, stack: Stack, vocab_size: int) -> None:
+    def __init__(self, stack: TransformerConfig, vocab_size: int) -> None:
         self.stack, self.vocab_size, self._used = stack, vocab_size, 0
         schemes = list(dict.fromkeys(layer.position or stack.position for layer in stack.each_layer))
         self.longest = stack.max_length
@@ -49,7 +57,11 @@ class StackProbeInputs:
     def capacities(self) -> list[int]:
         """How many tokens the experts of each layer take, where that is bounded."""
         networks = [layer.ffn or self.stack.ffn for layer in self.stack.each_layer]
-        return [word.capacity for word in networks if isinstance(word, MoE) and word.capacity is not None]
+        return [
+            word.expert_capacity
+            for word in networks
+            if isinstance(word, MoEConfig) and word.expert_capacity is not None
+        ]
 
     @property
     def has_limits(self) -> bool:
@@ -58,9 +70,10 @@ class StackProbeInputs:
         if isinstance(self.stack, ModelConfig) and self.stack.cross_attention is not None:
             attentions.append(self.stack.cross_attention)
         networks = [layer.ffn or self.stack.ffn for layer in self.stack.each_layer]
-        experts = [word.expert if isinstance(word, MoE) else word for word in networks]
-        return any(isinstance(word, ClampedGated) for word in experts) or any(
-            word.attn_logit_softcapping is not None or (isinstance(word, Grouped) and word.clip_qkv is not None)
+        experts = [word.expert if isinstance(word, MoEConfig) else word for word in networks]
+        return any(isinstance(word, ClampedGatedFFNConfig) for word in experts) or any(
+            word.attn_logit_softcapping is not None
+            or (isinstance(word, GroupedQueryAttentionConfig) and word.clip_qkv is not None)
             for word in attentions
         )
 
@@ -128,7 +141,7 @@ class StackProbeInputs:
         """
         types = groups = None
         place, real = batch.positions, batch.segments != 0
-        if typed and (count := self.stack.token_types) is not None:
+        if typed and (count := self.stack.type_vocab_size) is not None:
             types = torch.where(real, (place + batch.segments) % count, 0)
         if not all(rule.positional for rule in self.stack.rules):
             first, second = real & (place < 2), real & ((place == 4) | (place == 5))
@@ -136,29 +149,37 @@ class StackProbeInputs:
         return Batch(batch.tokens, place, batch.segments, None, groups, types=types)
 
 
-def _numbers(stack: Stack) -> set[int]:
+def _numbers(stack: TransformerConfig) -> set[int]:
     """The numbers in the rules, none beyond :data:`LARGEST_BOUND`."""
     rules = dict.fromkeys(layer.rule for layer in stack.each_layer)
     numbers = {int(number) for text in rules for number in re.findall(r"\d+", text)}
     return {number for number in numbers if number <= LARGEST_BOUND}
 
 
-def _bucket_bounds(stack: Stack, schemes: Sequence[Position]) -> set[int]:
+def _bucket_bounds(stack: TransformerConfig, schemes: Sequence[PositionConfig]) -> set[int]:
     """The distances at which learned biases go on to another bucket."""
     biases = [builders.bias(stack.attention, scheme) for scheme in schemes]
     return {bound for bias in biases if isinstance(bias, RelativeBias) for bound in bias.bounds}
 
 
-def _scaling_lengths(schemes: Sequence[Position], longest: int | None) -> list[int]:
+def _scaling_lengths(schemes: Sequence[PositionConfig], longest: int | None) -> list[int]:
     """Up to which length documents are turned alike, by the scalings that look at it."""
-    scalings = [scheme.scaling for scheme in schemes if isinstance(scheme, Rope)]
-    found = {scaling.original_length for scaling in scalings if isinstance(scaling, DynamicNTK | LongRope)}
+    scalings = [scheme.scaling for scheme in schemes if isinstance(scheme, RopeConfig)]
+    found = {
+        scaling.original_max_position_embeddings
+        for scaling in scalings
+        if isinstance(scaling, DynamicNTKScalingConfig | LongRopeScalingConfig)
+    }
     return sorted(length for length in found if longest is None or length <= longest)[:4]
 
 
-def _trained_lengths(schemes: Sequence[Position]) -> set[int]:
-    scalings = [scheme.scaling for scheme in schemes if isinstance(scheme, Rope)]
-    return {length for scaling in scalings if (length := getattr(scaling, "original_length", None)) is not None}
+def _trained_lengths(schemes: Sequence[PositionConfig]) -> set[int]:
+    scalings = [scheme.scaling for scheme in schemes if isinstance(scheme, RopeConfig)]
+    return {
+        length
+        for scaling in scalings
+        if (length := getattr(scaling, "original_max_position_embeddings", None)) is not None
+    }
 
 
 def _prefix_first_chunk(rule: Rule) -> int | None:

@@ -28,7 +28,7 @@ from pellucid.checkpoints import probe_inputs
 from pellucid.checkpoints.probe_inputs import StackProbeInputs
 from pellucid.configfile import Config
 from pellucid.models.config import ModelConfig
-from pellucid.models.configs import Regression, SentenceEmbedding, SequenceClassification
+from pellucid.models.configs import RegressionHeadConfig, SentenceEmbeddingHeadConfig, SequenceClassificationHeadConfig
 
 LONGEST_ROW = 1100
 
@@ -135,7 +135,7 @@ MOST_CROWDED = 1024
 
 _MOST_CAPACITIES = 4
 _LONGEST_CHUNK = 256
-_ABOUT_DOCUMENTS = (SequenceClassification, Regression, SentenceEmbedding)
+_ABOUT_DOCUMENTS = (SequenceClassificationHeadConfig, RegressionHeadConfig, SentenceEmbeddingHeadConfig)
 
 
 def probes_of(config: ModelConfig) -> dict[str, WitnessProbe]:

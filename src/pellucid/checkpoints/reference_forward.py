@@ -23,16 +23,16 @@ from pellucid.checkpoints.probe_set import WitnessProbe
 from pellucid.data.objectives import causal
 from pellucid.models import configs
 from pellucid.models.build import build
-from pellucid.models.config import ModelConfig, Stack
+from pellucid.models.config import ModelConfig, TransformerConfig
 from pellucid.models.model import Model
-from pellucid.nn.mla import LatentAttention
+from pellucid.nn.mla import MLA
 
 Read = Callable[[str], Tensor]
 
 SMALL = 2**30
 """Bytes of float64 weights that are kept while a model is asked; of a larger model one part at a time is."""
 
-_WHOLE = (LatentAttention,)
+_WHOLE = (MLA,)
 """Parts that multiply by the weights of their own parts, which are therefore there together."""
 
 
@@ -153,7 +153,7 @@ def scaled_branches(model: Model, gains: Sequence[float]) -> Iterator[None]:
 
 
 def _first_branches(stack: Model) -> list[nn.Module]:
-    config: Stack = stack.config
+    config: TransformerConfig = stack.config
     seen: set[object] = set()
     found: dict[nn.Module, None] = {}
     for layer, block in zip(config.each_layer, stack.layers, strict=True):
@@ -230,18 +230,18 @@ def with_targets(model: Model, batch: Batch) -> Batch | None:
     assert isinstance(model.config, ModelConfig)
     real, documents = batch.segments != 0, torch.arange(batch.documents)
     match model.config.head:
-        case configs.LanguageModel():
+        case configs.LanguageModelHeadConfig():
             return causal(batch)
-        case configs.MaskedLM():
+        case configs.MaskedLMHeadConfig():
             return batch.with_labels(torch.where(real, batch.tokens, IGNORED))
-        case configs.TokenClassification(num_labels=labels):
+        case configs.TokenClassificationHeadConfig(num_labels=labels):
             return batch.with_labels(torch.where(real, batch.tokens % labels, IGNORED))
-        case configs.SequenceClassification(num_labels=labels):
+        case configs.SequenceClassificationHeadConfig(num_labels=labels):
             return replace(batch, targets=documents % labels)
-        case configs.Regression(num_outputs=outputs):
+        case configs.RegressionHeadConfig(num_outputs=outputs):
             numbers = torch.arange(batch.documents * outputs).view(-1, outputs)
             return replace(batch, targets=(numbers % 7 - 3) / 2)
-        case configs.Span():
+        case configs.SpanHeadConfig():
             sizes = [size for row in batch.document_lengths for size in row.values()]
             return replace(batch, targets=torch.tensor([[0, size - 1] for size in sizes]))
     return batch if batch.documents % 2 == 0 else None

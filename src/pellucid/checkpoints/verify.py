@@ -27,7 +27,7 @@ UNWITNESSED = {
 UNSEEN = {
     "a number changed by very little": "what moves no output by a millionth (a dropout of 0.1 to 0.10000001) passes",
     "a value that changes no output": (
-        "as rope's theta does with heads of 2, a scale written out that was null, or top_k_softmax for a softmax "
+        "as rope's rope_theta does with heads of 2, a scale written out that was null, or top_k_softmax for a softmax "
         "over all experts that is renormalised"
     ),
     "bounds of rules beyond 2^38, or a few of more than 32": "no probe is put there; all others are met exactly",

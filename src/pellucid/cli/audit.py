@@ -114,7 +114,7 @@ def _with_rules(model: object, probe: Probe | None, expect: str | None) -> Probe
     """The probe with the rules of --expect in place of those that the model declares."""
     if expect is None:
         return probe
-    from pellucid.audits.run import probe_for
+    from pellucid.audits.probes.probe_for import probe_for
     from pellucid.errors import ArgumentError
     from pellucid.visibility import parse
 

@@ -14,8 +14,8 @@ from pellucid.cli import common
 if TYPE_CHECKING:
     from pellucid.checkpoints.contract import Contract
     from pellucid.checkpoints.folder import Folder
-    from pellucid.models.config import Layer, ModelConfig, Stack
-    from pellucid.models.configs import FFN, Grouped, Latent
+    from pellucid.models.config import LayerConfig, ModelConfig, TransformerConfig
+    from pellucid.models.configs import FFNConfig, GroupedQueryAttentionConfig, MLAConfig
     from pellucid.records import Table
 
 
@@ -81,7 +81,7 @@ def _summary(folder: Folder) -> Table:
     return Table(str(folder.path), ("contract", ""), tuple(rows))
 
 
-def _stack(stack: Stack) -> list[tuple[str, str]]:
+def _stack(stack: TransformerConfig) -> list[tuple[str, str]]:
     """What an encoder or a decoder is made of."""
     rules = [f"{number} × {layer}" for number, layer in _runs([_layer(layer) for layer in stack.layers])]
     return [
@@ -93,7 +93,7 @@ def _stack(stack: Stack) -> list[tuple[str, str]]:
     ]
 
 
-def _layer(layer: str | Layer) -> str:
+def _layer(layer: str | LayerConfig) -> str:
     """A layer: its rule, and what it has of its own."""
     if isinstance(layer, str):
         return layer
@@ -104,7 +104,7 @@ def _layer(layer: str | Layer) -> str:
     return f"{layer.rule} ({', '.join(own)})" if own else layer.rule
 
 
-def _feed_forward(word: FFN) -> str:
+def _feed_forward(word: FFNConfig) -> str:
     """Kind, inner size and activation, and of experts how many."""
     if word.kind == "moe":
         shared = "" if word.shared is None else f", one of {word.shared.intermediate_size} for all"
@@ -116,7 +116,7 @@ def _feed_forward(word: FFN) -> str:
     return f"{word.kind} ffn {word.intermediate_size}{activation}"
 
 
-def _heads(word: Grouped | Latent) -> str:
+def _heads(word: GroupedQueryAttentionConfig | MLAConfig) -> str:
     if word.kind == "latent":
         size = word.qk_nope_head_dim + word.qk_rope_head_dim
         return (

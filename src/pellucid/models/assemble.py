@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from pellucid.models import builders, configs
-from pellucid.models.config import Layer, ModelConfig, Stack
+from pellucid.models.config import LayerConfig, ModelConfig, TransformerConfig
 from pellucid.models.decoder import Decoder
 from pellucid.models.encoder import Encoder
 from pellucid.models.encoder_decoder import EncoderDecoder
@@ -69,7 +69,9 @@ def _encoder(config: ModelConfig, shared: TokenEmbedding, backend: Backend) -> E
     return Encoder(stack, head=None, **_stack_parts(stack, table, backend, config))
 
 
-def _stack_parts(stack: Stack, table: TokenEmbedding, backend: Backend, config: ModelConfig) -> dict[str, Any]:
+def _stack_parts(
+    stack: TransformerConfig, table: TokenEmbedding, backend: Backend, config: ModelConfig
+) -> dict[str, Any]:
     """What every family has, by the names of :class:`Model`."""
     size, layers = stack.hidden_size, stack.each_layer
     made: list[nn.Module] = []
@@ -82,7 +84,7 @@ def _stack_parts(stack: Stack, table: TokenEmbedding, backend: Backend, config: 
         "embed_project": (
             nn.Identity() if table.embedding_dim == size else nn.Linear(table.embedding_dim, size, bias=False)
         ),
-        "token_types": None if stack.token_types is None else TokenTypeEmbedding(stack.token_types, size),
+        "token_types": None if stack.type_vocab_size is None else TokenTypeEmbedding(stack.type_vocab_size, size),
         "positions": builders.entry_positions(stack),
         "embedding_norm": builders.norm(stack.norm, size) if stack.embedding_norm else nn.Identity(),
         "position_biases": biases,
@@ -92,14 +94,14 @@ def _stack_parts(stack: Stack, table: TokenEmbedding, backend: Backend, config: 
     }
 
 
-def _position_biases(stack: Stack) -> tuple[list[nn.Module], list[int | None]]:
+def _position_biases(stack: TransformerConfig) -> tuple[list[nn.Module], list[int | None]]:
     """The biases of scores, and which of them each layer has; layers with equal words share one where they may."""
     biases: list[nn.Module] = []
     owners: dict[object, int] = {}
     bias_of: list[int | None] = []
     for number, layer in enumerate(stack.each_layer):
         word = layer.position or stack.position
-        apart = isinstance(word, configs.RelativeBias) and not word.shared
+        apart = isinstance(word, configs.RelativeBiasConfig) and not word.shared
         key = (word, (number if layer.same_as is None else layer.same_as) if apart else None)
         if key not in owners and (bias := builders.bias(stack.attention, word)) is not None:
             owners[key] = len(biases)
@@ -108,19 +110,19 @@ def _position_biases(stack: Stack) -> tuple[list[nn.Module], list[int | None]]:
     return biases, bias_of
 
 
-def _block(stack: Stack, layer: Layer, backend: Backend, config: ModelConfig) -> Any:
+def _block(stack: TransformerConfig, layer: LayerConfig, backend: Backend, config: ModelConfig) -> Any:
     placement, size = stack.norm_placement, stack.hidden_size
     said: dict[str, Any] = {
         "attention": builders.attention(stack, parse(layer.rule), layer.position or stack.position, backend),
         "ffn": builders.ffn(layer.ffn or stack.ffn, size, stack.dropout.ffn),
         "dropout": stack.dropout.residual,
-        "branch_multiplier": stack.residual_multiplier,
-        "stream_dtype": builders.stream_dtype(stack.residual_dtype),
+        "residual_multiplier": stack.residual_multiplier,
+        "residual_dtype": builders.residual_dtype(stack.residual_dtype),
     }
     said |= {name: builders.norm(stack.norm, size) for name in _norms(placement, "attn", "ffn")}
     if stack is config and config.cross_attention is not None and config.encoder is not None:
-        memory_size = config.encoder.hidden_size
-        said["cross_attention"] = builders.cross_attention(config.cross_attention, stack, memory_size, backend)
+        encoder_hidden_size = config.encoder.hidden_size
+        said["cross_attention"] = builders.cross_attention(config.cross_attention, stack, encoder_hidden_size, backend)
         said |= {name: builders.norm(stack.norm, size) for name in _norms(placement, "cross")}
     if placement == "reordered":
         said |= {
@@ -143,7 +145,7 @@ def _norms(placement: str, *branches: str) -> list[str]:
     return [f"{branch}_norm" for branch in branches]
 
 
-def deep_norm(config: ModelConfig, stack: Stack) -> tuple[float, float]:
+def deep_norm(config: ModelConfig, stack: TransformerConfig) -> tuple[float, float]:
     """DeepNorm's α and β for one stack of the model."""
     if config.encoder is None:
         return deep_norm_constants(len(stack.layers))
@@ -156,31 +158,31 @@ def _head(config: ModelConfig) -> Head:
     word, size = config.head, config.hidden_size
     tokens: dict[str, Any] = {
         "bias": config.head_bias,
-        "table_size": config.embedding_size,
-        "multiplier": config.logit_multiplier,
+        "embedding_size": config.embedding_size,
+        "logit_multiplier": config.logit_multiplier,
         "softcap": config.final_logit_softcapping,
     }
     match word:
-        case configs.LanguageModel():
+        case configs.LanguageModelHeadConfig():
             return LanguageModelHead(size, config.vocab_size, **tokens)
-        case configs.MaskedLM(activation=name, dense_bias=bias):
+        case configs.MaskedLMHeadConfig(activation=name, dense_bias=bias):
             norm = builders.norm(config.norm, config.embedding_size or size)
             act = Activation(name)
             return MaskedLMHead(size, config.vocab_size, activation=act, dense_bias=bias, norm=norm, **tokens)
-        case configs.TokenClassification(num_labels=labels, bias=bias, dropout=dropout):
+        case configs.TokenClassificationHeadConfig(num_labels=labels, bias=bias, dropout=dropout):
             return TokenClassifier(size, labels, bias=bias, dropout=dropout)
-        case configs.Span():
+        case configs.SpanHeadConfig():
             return SpanHead(size)
-        case configs.SentenceEmbedding():
+        case configs.SentenceEmbeddingHeadConfig():
             return EmbeddingHead(
                 size,
                 pooling=word.pooling,
-                vector_size=word.size,
-                normalise=word.normalise,
+                projection_dim=word.projection_dim,
+                normalize=word.normalize,
                 temperature=word.temperature,
             )
     pool: dict[str, Any] = {"pooling": word.pooling, "pooler": _pooler(word.pooler), "dropout": word.dropout}
-    if isinstance(word, configs.Regression):
+    if isinstance(word, configs.RegressionHeadConfig):
         return RegressionHead(size, word.num_outputs, **pool)
     return SequenceClassifier(size, word.num_labels, bias=word.bias, **pool)
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from pellucid.errors import ConfigError
 from pellucid.models.assemble import assembled, deep_norm, tie
-from pellucid.models.config import ModelConfig, Stack
+from pellucid.models.config import ModelConfig, TransformerConfig
 from pellucid.models.devices import why_unusable
 from pellucid.models.encoder_decoder import EncoderDecoder
 from pellucid.models.model import Model
@@ -69,7 +69,7 @@ def _fill(model: Model, config: ModelConfig, seed: int) -> None:
         init.init_positions(part, std=part.config.initializer_range or 0.02, generator=generator)
 
 
-def _draw(model: nn.Module, stack: Stack, config: ModelConfig, generator: torch.Generator) -> None:
+def _draw(model: nn.Module, stack: TransformerConfig, config: ModelConfig, generator: torch.Generator) -> None:
     """First weights of one stack by where its norms sit."""
     std, branches = stack.initializer_range, 3 if stack is config and config.encoder is not None else 2
     match stack.norm_placement:

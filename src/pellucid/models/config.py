@@ -15,37 +15,37 @@ from pydantic import Field, model_validator
 from pellucid.configfile import Config, apply_overrides
 from pellucid.models import defaults, presets, validate
 from pellucid.models.configs import (
-    FFN,
     Count,
-    Grouped,
-    Head,
-    Latent,
-    LayerPosition,
-    Learned,
-    Norm,
-    Position,
+    FFNConfig,
+    GroupedQueryAttentionConfig,
+    HeadConfig,
+    LayerPositionConfig,
+    LearnedPositionsConfig,
+    MLAConfig,
+    NormConfig,
+    PositionConfig,
     Positive,
     Probability,
-    RMSNorm,
+    RMSNormConfig,
 )
 from pellucid.visibility import Rule, parse
 
 Placement = Literal["pre", "post", "deep", "sandwich", "reordered", "parallel", "parallel_two"]
 
 
-class Layer(Config):
+class LayerConfig(Config):
     """One layer: its visibility rule, and what it does otherwise than its neighbours."""
 
     rule: str
-    position: LayerPosition | None = None
+    position: LayerPositionConfig | None = None
     """Instead of the stack's own ``position`` (two bases by layer, layers without positions)."""
-    ffn: FFN | None = None
+    ffn: FFNConfig | None = None
     """Instead of the stack's own ``ffn`` (first layers dense, others experts)."""
     same_as: Annotated[int, Field(ge=0, lt=defaults.MOST_LAYERS)] | None = None
     """The number of an earlier layer whose weights this one uses (ALBERT)."""
 
 
-class Dropout(Config):
+class DropoutConfig(Config):
     """The probability at each of the four places where something may be dropped in training."""
 
     embedding: Probability = 0.0
@@ -54,20 +54,20 @@ class Dropout(Config):
     ffn: Probability = 0.0
 
 
-class Stack(Config):
+class TransformerConfig(Config):
     """Embeddings, layers and a final norm: what an encoder or a decoder is made of.
 
-    ``layers`` lists one visibility rule a layer, or a :class:`Layer`; ``num_hidden_layers: 6`` (with ``rule: causal``,
+    ``layers`` lists one visibility rule a layer, or a :class:`LayerConfig`; ``num_hidden_layers: 6`` (with ``rule: causal``,
     if you like) is short for six equal entries.
     """
 
     hidden_size: Count
-    layers: tuple[str | Layer, ...] = Field(min_length=1, max_length=defaults.MOST_LAYERS)
-    attention: Annotated[Grouped | Latent, Field(discriminator="kind")]
-    ffn: FFN
-    position: Position
+    layers: tuple[str | LayerConfig, ...] = Field(min_length=1, max_length=defaults.MOST_LAYERS)
+    attention: Annotated[GroupedQueryAttentionConfig | MLAConfig, Field(discriminator="kind")]
+    ffn: FFNConfig
+    position: PositionConfig
     """Defaults to rotary positions of base 10000."""
-    norm: Norm = RMSNorm()
+    norm: NormConfig = RMSNormConfig()
     norm_placement: Placement = "pre"
     """``deep``: DeepNorm. ``sandwich``: before and behind each branch; ``reordered``: behind alone (OLMo 2).
     ``parallel``: attention and feed-forward side by side from one norm, ``parallel_two``: from one each."""
@@ -79,18 +79,18 @@ class Stack(Config):
     """What token embeddings are multiplied by; ``sqrt`` is short for the root of ``hidden_size``."""
     embedding_norm: bool = False
     """The norm once more, on what enters the first layer (BERT, BLOOM)."""
-    token_types: Count | None = None
+    type_vocab_size: Count | None = None
     """How many types of tokens have a vector of their own, added on entry (BERT's two)."""
     max_position_embeddings: Count | None = None
     """Longer documents are refused; None: as long as the positions go, extrapolating where they can."""
-    dropout: Dropout = Dropout()
+    dropout: DropoutConfig = DropoutConfig()
     initializer_range: Positive | None = None
     """Standard deviation of first weights; None: ``1/sqrt(fan_in)`` for matrices, 0.02 for tables."""
     residual_init: Literal["scaled", "zero", "plain"] = "scaled"
     """How the last matrix of each branch starts under ``pre`` and ``parallel``."""
 
     @model_validator(mode="after")
-    def _parts_fit(self) -> Stack:
+    def _parts_fit(self) -> TransformerConfig:
         validate.check_stack(self)
         return self
 
@@ -102,16 +102,16 @@ class Stack(Config):
     @property
     def max_length(self) -> int | None:
         """The longest document that may be read (None: any length)."""
-        table = self.position.max_positions if isinstance(self.position, Learned) else None
+        table = self.position.max_position_embeddings if isinstance(self.position, LearnedPositionsConfig) else None
         return min((most for most in (table, self.max_position_embeddings) if most is not None), default=None)
 
     @property
-    def each_layer(self) -> tuple[Layer, ...]:
+    def each_layer(self) -> tuple[LayerConfig, ...]:
         """The layers, those given by their rule alone too."""
-        return tuple(Layer(rule=layer) if isinstance(layer, str) else layer for layer in self.layers)
+        return tuple(LayerConfig(rule=layer) if isinstance(layer, str) else layer for layer in self.layers)
 
 
-class ModelConfig(Stack):
+class ModelConfig(TransformerConfig):
     """An encoder, a decoder, or both: of a model of two stacks, the fields outside ``encoder`` are the decoder's.
 
     ``preset: gpt2`` begins with a config known by name (:mod:`~pellucid.models.presets`); what else is given is laid
@@ -122,13 +122,13 @@ class ModelConfig(Stack):
     vocab_size: Count
     embedding_size: Count | None = None
     """Size of the token table where it is not ``hidden_size``; matrices lead in, and out to the tokens' logits."""
-    encoder: Stack | None = None
+    encoder: TransformerConfig | None = None
     """What the decoder reads; every field left out is the decoder's, and its rule is ``full``."""
     source_vocab_size: Count | None = None
     """Tokens of an encoder with a table of its own; None: both read the same table."""
-    cross_attention: Grouped | None = None
+    cross_attention: GroupedQueryAttentionConfig | None = None
     """How the decoder reads the encoder; left out, as it attends to itself."""
-    head: Head
+    head: HeadConfig
     """Defaults to a language model's, a masked one's in an encoder."""
     tie_word_embeddings: bool
     """The token table gives the logits too; defaults to true where the head has logits for tokens."""
@@ -147,7 +147,7 @@ class ModelConfig(Stack):
         return super().from_file(path, overrides)
 
     @property
-    def stacks(self) -> tuple[Stack, ...]:
+    def stacks(self) -> tuple[TransformerConfig, ...]:
         """What there is of an encoder and a decoder, in the order in which they run."""
         return (self,) if self.encoder is None else (self.encoder, self)
 

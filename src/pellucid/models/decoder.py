@@ -20,11 +20,11 @@ class Decoder(Model):
             capacity=capacity,
             dtype=self.dtype,
             device=self.device,
-            crosses=self.crosses,
+            crosses=self.changes_angles,
         )
 
     @property
-    def crosses(self) -> Callable[[int, int], bool] | None:
+    def changes_angles(self) -> Callable[[int, int], bool] | None:
         """Whether a document that grows from one length to another changes the angles of keys that a cache holds.
 
         None: whatever the lengths, it does not.
@@ -32,4 +32,4 @@ class Decoder(Model):
         turning = [part for part in self.layers.modules() if isinstance(part, Rotary) and part.scaling.by_length]
         if not turning:
             return None
-        return lambda before, after: any(part.crosses(before, after) for part in turning)
+        return lambda before, after: any(part.changes_angles(before, after) for part in turning)

@@ -28,19 +28,19 @@ class LanguageModelHead(nn.Linear):
 
     def __init__(
         self,
-        size: int,
+        hidden_size: int,
         vocab_size: int,
         *,
         bias: bool,
-        table_size: int | None = None,
-        multiplier: float = 1.0,
+        embedding_size: int | None = None,
+        logit_multiplier: float = 1.0,
         softcap: float | None = None,
     ) -> None:
-        table = size if table_size is None else table_size
+        table = hidden_size if embedding_size is None else embedding_size
         super().__init__(table, vocab_size, bias=bias)
-        self.multiplier = multiplier
+        self.logit_multiplier = logit_multiplier
         self.softcap = softcap
-        self.project: nn.Module = nn.Identity() if table == size else nn.Linear(size, table, bias=False)
+        self.project: nn.Module = nn.Identity() if table == hidden_size else nn.Linear(hidden_size, table, bias=False)
 
     def features(self, hidden_BTD: Tensor) -> Float[Tensor, "... E"]:
         """What the token table is multiplied by."""
@@ -49,8 +49,8 @@ class LanguageModelHead(nn.Linear):
 
     def forward(self, hidden_BTD: Float[Tensor, "B T D"], places: Coordinates | None = None) -> Float[Tensor, "B T V"]:
         logits = super().forward(self.features(hidden_BTD))
-        if self.multiplier != 1.0:
-            logits = logits * self.multiplier
+        if self.logit_multiplier != 1.0:
+            logits = logits * self.logit_multiplier
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
     def loss(self, hidden_BTD: Float[Tensor, "B T D"], batch: Batch, label_smoothing: float = 0.0) -> Loss:
@@ -62,7 +62,7 @@ class LanguageModelHead(nn.Linear):
             bias_V=self.bias,
             counted=batch.counted,
             softcap=self.softcap,
-            multiplier=self.multiplier,
+            multiplier=self.logit_multiplier,
             label_smoothing=label_smoothing,
         )
 
@@ -72,20 +72,20 @@ class MaskedLMHead(LanguageModelHead):
 
     def __init__(
         self,
-        size: int,
+        hidden_size: int,
         vocab_size: int,
         *,
         activation: nn.Module,
         dense_bias: bool,
         norm: nn.Module,
-        table_size: int | None = None,
+        embedding_size: int | None = None,
         bias: bool,
-        multiplier: float = 1.0,
+        logit_multiplier: float = 1.0,
         softcap: float | None = None,
     ) -> None:
-        table = size if table_size is None else table_size
-        super().__init__(table, vocab_size, bias=bias, multiplier=multiplier, softcap=softcap)
-        self.dense = nn.Linear(size, table, bias=dense_bias)
+        table = hidden_size if embedding_size is None else embedding_size
+        super().__init__(table, vocab_size, bias=bias, logit_multiplier=logit_multiplier, softcap=softcap)
+        self.dense = nn.Linear(hidden_size, table, bias=dense_bias)
         self.activation = activation
         self.norm = norm
 
@@ -99,8 +99,8 @@ class TokenClassifier(nn.Linear):
 
     name: ClassVar[str] = "token_classifier"
 
-    def __init__(self, size: int, labels: int, *, bias: bool, dropout: float) -> None:
-        super().__init__(size, labels, bias=bias)
+    def __init__(self, hidden_size: int, num_labels: int, *, bias: bool, dropout: float) -> None:
+        super().__init__(hidden_size, num_labels, bias=bias)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, hidden_BTD: Float[Tensor, "B T D"], places: Coordinates | None = None) -> Float[Tensor, "B T C"]:
@@ -123,8 +123,8 @@ class SpanHead(nn.Linear):
 
     name: ClassVar[str] = "span_head"
 
-    def __init__(self, size: int) -> None:
-        super().__init__(size, 2)
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__(hidden_size, 2)
 
     def forward(self, hidden_BTD: Float[Tensor, "B T D"], places: Coordinates | None = None) -> Float[Tensor, "B T 2"]:
         return super().forward(hidden_BTD)
@@ -146,10 +146,10 @@ class DocumentHead(nn.Module):
 
     name: ClassVar[str] = "document_head"
 
-    def __init__(self, size: int, *, pooling: Pooling, pooler: nn.Module | None, dropout: float) -> None:
+    def __init__(self, hidden_size: int, *, pooling: Pooling, pooler: nn.Module | None, dropout: float) -> None:
         super().__init__()
         self.pooling: Pooling = pooling
-        self.dense: nn.Module = nn.Identity() if pooler is None else nn.Linear(size, size)
+        self.dense: nn.Module = nn.Identity() if pooler is None else nn.Linear(hidden_size, hidden_size)
         self.activation: nn.Module = nn.Identity() if pooler is None else pooler
         self.dropout = nn.Dropout(dropout)
 
@@ -165,10 +165,17 @@ class SequenceClassifier(DocumentHead):
     name: ClassVar[str] = "classifier"
 
     def __init__(
-        self, size: int, labels: int, *, pooling: Pooling, pooler: nn.Module | None, dropout: float, bias: bool
+        self,
+        hidden_size: int,
+        num_labels: int,
+        *,
+        pooling: Pooling,
+        pooler: nn.Module | None,
+        dropout: float,
+        bias: bool,
     ) -> None:
-        super().__init__(size, pooling=pooling, pooler=pooler, dropout=dropout)
-        self.out_proj = nn.Linear(size, labels, bias=bias)
+        super().__init__(hidden_size, pooling=pooling, pooler=pooler, dropout=dropout)
+        self.out_proj = nn.Linear(hidden_size, num_labels, bias=bias)
 
     def forward(self, hidden_BTD: Float[Tensor, "B T D"], places: Coordinates) -> Float[Tensor, "C L"]:
         logits: Tensor = self.out_proj(self.vectors(hidden_BTD, places))
@@ -191,9 +198,11 @@ class RegressionHead(DocumentHead):
 
     name: ClassVar[str] = "regressor"
 
-    def __init__(self, size: int, outputs: int, *, pooling: Pooling, pooler: nn.Module | None, dropout: float) -> None:
-        super().__init__(size, pooling=pooling, pooler=pooler, dropout=dropout)
-        self.out_proj = nn.Linear(size, outputs)
+    def __init__(
+        self, hidden_size: int, num_outputs: int, *, pooling: Pooling, pooler: nn.Module | None, dropout: float
+    ) -> None:
+        super().__init__(hidden_size, pooling=pooling, pooler=pooler, dropout=dropout)
+        self.out_proj = nn.Linear(hidden_size, num_outputs)
 
     def forward(self, hidden_BTD: Float[Tensor, "B T D"], places: Coordinates) -> Float[Tensor, "C L"]:
         numbers: Tensor = self.out_proj(self.vectors(hidden_BTD, places))
@@ -220,16 +229,18 @@ class EmbeddingHead(DocumentHead):
     name: ClassVar[str] = "embedder"
 
     def __init__(
-        self, size: int, *, pooling: Pooling, vector_size: int | None, normalise: bool, temperature: float
+        self, hidden_size: int, *, pooling: Pooling, projection_dim: int | None, normalize: bool, temperature: float
     ) -> None:
-        super().__init__(size, pooling=pooling, pooler=None, dropout=0.0)
-        self.out_proj: nn.Module = nn.Identity() if vector_size is None else nn.Linear(size, vector_size, bias=False)
-        self.normalise = normalise
+        super().__init__(hidden_size, pooling=pooling, pooler=None, dropout=0.0)
+        self.out_proj: nn.Module = (
+            nn.Identity() if projection_dim is None else nn.Linear(hidden_size, projection_dim, bias=False)
+        )
+        self.normalize = normalize
         self.temperature = temperature
 
     def forward(self, hidden_BTD: Float[Tensor, "B T D"], places: Coordinates) -> Float[Tensor, "C L"]:
         vectors: Tensor = self.out_proj(self.vectors(hidden_BTD, places))
-        return F.normalize(vectors, dim=-1) if self.normalise else vectors
+        return F.normalize(vectors, dim=-1) if self.normalize else vectors
 
     def loss(self, hidden_BTD: Float[Tensor, "B T D"], batch: Batch, label_smoothing: float = 0.0) -> Loss:
         """Each document must find its pair among all others of the batch (InfoNCE; van den Oord et al. 2018 eq. 4)."""

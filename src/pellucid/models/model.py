@@ -27,7 +27,7 @@ from pellucid.shapes import Float, Tensor
 from pellucid.visibility import Coordinates
 
 if TYPE_CHECKING:
-    from pellucid.models.config import Stack
+    from pellucid.models.config import TransformerConfig
     from pellucid.probe import Probe
 
 
@@ -36,7 +36,7 @@ class Model(nn.Module):
 
     def __init__(
         self,
-        config: Stack,
+        config: TransformerConfig,
         *,
         embed_tokens: nn.Embedding,
         embed_project: nn.Module,
@@ -82,22 +82,22 @@ class Model(nn.Module):
         queries, keys = placed(batch, cache)
         x_BTD = self.embedded(batch, queries)
         biases = [bias(queries, keys) for bias in self.position_biases]
-        tallies = [RouterStatsSink() for _ in self.layers]
+        sinks = [RouterStatsSink() for _ in self.layers]
         for index, block in enumerate(self.layers):
             number = self.bias_of[index]
-            told: dict[str, Any] = {
+            layer_kwargs: dict[str, Any] = {
                 "bias": None if number is None else biases[number],
                 "memory": memory,
-                "tally": tallies[index],
+                "router_stats": sinks[index],
             }
             if self.gradient_checkpointing and self.training and cache is None:
-                x_BTD = checkpoint(block, x_BTD, queries, keys, use_reentrant=False, **told)
+                x_BTD = checkpoint(block, x_BTD, queries, keys, use_reentrant=False, **layer_kwargs)
             else:
-                x_BTD = block(x_BTD, queries, keys, cache.layers[index] if cache is not None else None, **told)
+                x_BTD = block(x_BTD, queries, keys, cache.layers[index] if cache is not None else None, **layer_kwargs)
         x_BTD = self.norm(x_BTD).to(self.dtype)  # a wide stream ends here
         if cache is not None:
             cache.commit()
-        routing += tuple(tally.sums for tally in tallies if tally.sums is not None)
+        routing += tuple(sink.sums for sink in sinks if sink.sums is not None)
         match want:
             case "hidden":
                 return Output(x_BTD, cache=cache, routing=routing)
@@ -186,7 +186,7 @@ class Model(nn.Module):
         if want not in WANTS:
             raise InputError(f"want is {want!r}; choose logits, loss or hidden")
         if batch.types is not None and self.token_types is None:
-            raise InputError("the batch has token types, but the config has no token_types; leave types out")
+            raise InputError("the batch has token types, but the config has no type_vocab_size; leave types out")
         width = self.embed_tokens.embedding_dim
         if batch.inputs_embeds is not None and batch.inputs_embeds.shape[-1] != width:
             raise ShapeError(

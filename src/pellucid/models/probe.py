@@ -19,9 +19,9 @@ from pellucid.models.encoder_decoder import EncoderDecoder
 from pellucid.models.heads import LanguageModelHead
 from pellucid.models.model import Model
 from pellucid.nn.attend import BACKENDS
-from pellucid.nn.attention import CrossAttention, GroupedAttention
+from pellucid.nn.attention import CrossAttention, GroupedQueryAttention
 from pellucid.nn.cache import ContiguousCache
-from pellucid.nn.mla import LatentAttention
+from pellucid.nn.mla import MLA
 from pellucid.probe import Capability, Probe
 from pellucid.shapes import Tensor
 from pellucid.visibility import Rule, parse
@@ -29,7 +29,7 @@ from pellucid.visibility import Rule, parse
 PREFIX = 3
 """How many first tokens an audit marks as the prefix where a model's rules go by groups."""
 
-_ATTENTION = (GroupedAttention, CrossAttention, LatentAttention)
+_ATTENTION = (GroupedQueryAttention, CrossAttention, MLA)
 _COMMON: frozenset[Capability] = frozenset(
     {"padding", "packing", "embeddings", "positions", "kernels", "attention", "checkpointing"}
 )
@@ -72,11 +72,13 @@ class ModelProbe(Probe):
         self.rules = tuple(_counted(rule) for rule in model.rules)
         self.capabilities = _COMMON
         schemes = {layer.position or config.position for layer in config.each_layer}
-        turning = [scheme for scheme in schemes if isinstance(scheme, configs.Rope)]
-        self.shift_invariant = not isinstance(config.position, configs.Learned | configs.Sinusoidal) and not any(
-            scheme.scaling is not None and scheme.scaling.kind in ("dynamic_ntk", "longrope") for scheme in turning
+        turning = [scheme for scheme in schemes if isinstance(scheme, configs.RopeConfig)]
+        self.shift_invariant = not isinstance(
+            config.position, configs.LearnedPositionsConfig | configs.SinusoidalPositionsConfig
+        ) and not any(
+            scheme.scaling is not None and scheme.scaling.kind in ("dynamic", "longrope") for scheme in turning
         )
-        if schemes == {configs.NoPosition()}:  # positions still say who is seen, which no other number changes
+        if schemes == {configs.NoPositionsConfig()}:  # positions still say who is seen, which no other number changes
             self.capabilities -= {"positions"}
         self.speaks_tokens = isinstance(model.head, LanguageModelHead)
         if self.speaks_tokens:

@@ -10,10 +10,17 @@ import torch
 
 from pellucid.errors import PellucidError
 from pellucid.models import builders
-from pellucid.models.configs import VOCABULARY, Latent, Learned, MaskedLM, Rope, Sinusoidal
+from pellucid.models.configs import (
+    VOCABULARY,
+    LearnedPositionsConfig,
+    MaskedLMHeadConfig,
+    MLAConfig,
+    RopeConfig,
+    SinusoidalPositionsConfig,
+)
 
 if TYPE_CHECKING:
-    from pellucid.models.config import Layer, ModelConfig, Stack
+    from pellucid.models.config import LayerConfig, ModelConfig, TransformerConfig
 
 _SCALED = ("pre", "parallel", "parallel_two")
 _WORDS = {
@@ -26,11 +33,11 @@ _WORDS = {
 _DRAWN = (*_SCALED, "sandwich", "reordered")
 
 
-def check_stack(stack: Stack) -> None:
+def check_stack(stack: TransformerConfig) -> None:
     """Raises ValueError for the first two words of ``stack`` that cannot stand together."""
     _check_first_weights(stack)
     _check_length(stack)
-    on_entry = isinstance(stack.position, Learned | Sinusoidal)
+    on_entry = isinstance(stack.position, LearnedPositionsConfig | SinusoidalPositionsConfig)
     layers = stack.each_layer
     for number, layer in enumerate(layers):
         if layer.position is not None and on_entry:
@@ -40,7 +47,7 @@ def check_stack(stack: Stack) -> None:
             )
         if layer.same_as is not None:
             _check_shared(layers, number, layer.same_as)
-        if isinstance(stack.attention, Latent) and not isinstance(layer.position or stack.position, Rope):
+        if isinstance(stack.attention, MLAConfig) and not isinstance(layer.position or stack.position, RopeConfig):
             raise ValueError(
                 f"attention 'latent' turns its shared key, but the position of layer {number} is "
                 f"{(layer.position or stack.position).kind!r}; choose rope"
@@ -51,7 +58,7 @@ def check_stack(stack: Stack) -> None:
                 builders.rotary(stack.attention, position)
                 builders.bias(stack.attention, position)
         except PellucidError as error:
-            of = f" of {builders.heads_in_words(stack.attention)}" if isinstance(position, Rope) else ""
+            of = f" of {builders.heads_in_words(stack.attention)}" if isinstance(position, RopeConfig) else ""
             raise ValueError(f"position {position.kind!r}{of}: {_in_words(str(error))}") from error
 
 
@@ -60,16 +67,16 @@ def _in_words(error: str) -> str:
     return re.sub(r"\b(rotated|buckets|low|high|base) is (?=\S)", lambda found: f"{_WORDS[found[1]]} is ", error)
 
 
-def _check_length(stack: Stack) -> None:
+def _check_length(stack: TransformerConfig) -> None:
     table, most = stack.position, stack.max_position_embeddings
-    if isinstance(table, Learned) and most is not None and most > table.max_positions:
+    if isinstance(table, LearnedPositionsConfig) and most is not None and most > table.max_position_embeddings:
         raise ValueError(
-            f"max_position_embeddings is {most}, but position 'learned' has a table for {table.max_positions}; make "
-            "position.max_positions larger, or leave max_position_embeddings out"
+            f"max_position_embeddings is {most}, but position 'learned' has a table for {table.max_position_embeddings}; make "
+            "position.max_position_embeddings larger, or leave max_position_embeddings out"
         )
 
 
-def _check_first_weights(stack: Stack) -> None:
+def _check_first_weights(stack: TransformerConfig) -> None:
     placement = stack.norm_placement
     if placement not in _DRAWN and (stack.residual_init != "scaled" or stack.initializer_range is not None):
         raise ValueError(
@@ -83,7 +90,7 @@ def _check_first_weights(stack: Stack) -> None:
         )
 
 
-def _check_shared(layers: Sequence[Layer], number: int, owner: int) -> None:
+def _check_shared(layers: Sequence[LayerConfig], number: int, owner: int) -> None:
     if owner >= number or layers[owner].same_as is not None:
         way = f"choose one from 0 to {number - 1} without same_as" if number else "leave it out of the first"
         raise ValueError(
@@ -130,7 +137,7 @@ def _check_pair(config: ModelConfig) -> None:
 
 def _check_head(config: ModelConfig) -> None:
     head = config.head
-    if isinstance(head, MaskedLM) and config.family != "encoder":
+    if isinstance(head, MaskedLMHeadConfig) and config.family != "encoder":
         raise ValueError(
             f"head 'masked_lm' belongs to an encoder, but family is {config.family!r}; take language_model"
         )

@@ -10,26 +10,26 @@
 """
 
 from pellucid.nn.attend import AttentionOptions, attend, probabilities
-from pellucid.nn.attention import CrossAttention, EncoderOutput, GroupedAttention
+from pellucid.nn.attention import CrossAttention, EncoderOutput, GroupedQueryAttention
 from pellucid.nn.block import PostNormBlock, PreNormBlock
 from pellucid.nn.cache import ContiguousCache
 from pellucid.nn.embedding import TokenEmbedding, zero_padding
 from pellucid.nn.ffn import DenseFFN, GatedFFN
 from pellucid.nn.losses import Loss, linear_cross_entropy
-from pellucid.nn.mla import LatentAttention
+from pellucid.nn.mla import MLA
 from pellucid.nn.norms import LayerNorm, RMSNorm
 from pellucid.nn.positions import LearnedPositions, NoPositions, Rotary, SinusoidalPositions
 from pellucid.nn.torch_layers import from_torch
 
 __all__ = [
+    "MLA",
     "AttentionOptions",
     "ContiguousCache",
     "CrossAttention",
     "DenseFFN",
     "EncoderOutput",
     "GatedFFN",
-    "GroupedAttention",
-    "LatentAttention",
+    "GroupedQueryAttention",
     "LayerNorm",
     "LearnedPositions",
     "Loss",

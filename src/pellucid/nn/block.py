@@ -24,10 +24,10 @@ from pellucid.visibility import Coordinates
 class Block(nn.Module):
     """What every block shares.
 
-    ``branch_multiplier`` scales each branch before it joins the stream (Granite). ``stream_dtype`` keeps the stream in
+    ``residual_multiplier`` scales each branch before it joins the stream (Granite). ``residual_dtype`` keeps the stream in
     that type or a wider one, float32 for example, whatever the weights are in; branches run in the type of the
     attention's weights. A feed-forward part with ``routes = True`` is also told where the tokens are, and given the
-    caller's ``tally``.
+    caller's ``router_stats``.
 
     A block with ``cross_attention`` and ``cross_norm`` reads a ``memory`` between its halves, in the way of its halves;
     parallel blocks have no place for it. ``bias`` is added to the scores of self-attention.
@@ -58,19 +58,21 @@ class Block(nn.Module):
 
     def _reads(self, memory: EncoderOutput | None) -> bool:
         if memory is None and self.has_memory:
-            raise InputError("this block has cross-attention, but got no memory; give memory=Memory(x, places)")
+            raise InputError(
+                "this block has cross-attention, but got no memory; give memory=EncoderOutput(hidden_states, coordinates)"
+            )
         if memory is not None and not self.has_memory:
             raise InputError("this block got a memory, but has no cross-attention; give it one, or leave memory out")
         return self.has_memory
 
-    def _finish(self, dropout: float, branch_multiplier: float, stream_dtype: torch.dtype | None) -> None:
+    def _finish(self, dropout: float, residual_multiplier: float, residual_dtype: torch.dtype | None) -> None:
         """What comes after norms and branches, whose order in a block is that of its state."""
         self._feed = _routed if getattr(self.ffn, "routes", False) else _plain
         self.residual_dropout: nn.Module = nn.Dropout(dropout)
-        if branch_multiplier != 1.0:
-            self.residual_dropout = nn.Sequential(nn.Dropout(dropout), Scale(branch_multiplier))
-        self.to_stream: nn.Module = nn.Identity() if stream_dtype is None else Upcast(stream_dtype)
-        self.to_branch: nn.Module = nn.Identity() if stream_dtype is None else CastLike(self.attention)
+        if residual_multiplier != 1.0:
+            self.residual_dropout = nn.Sequential(nn.Dropout(dropout), Scale(residual_multiplier))
+        self.to_stream: nn.Module = nn.Identity() if residual_dtype is None else Upcast(residual_dtype)
+        self.to_branch: nn.Module = nn.Identity() if residual_dtype is None else CastLike(self.attention)
 
 
 class TwoNormBlock(Block):
@@ -86,8 +88,8 @@ class TwoNormBlock(Block):
         cross_attention: nn.Module | None = None,
         cross_norm: nn.Module | None = None,
         dropout: float,
-        branch_multiplier: float = 1.0,
-        stream_dtype: torch.dtype | None = None,
+        residual_multiplier: float = 1.0,
+        residual_dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.attn_norm = attn_norm
@@ -95,7 +97,7 @@ class TwoNormBlock(Block):
         self._cross(cross_norm=cross_norm, cross_attention=cross_attention)
         self.ffn_norm = ffn_norm
         self.ffn = ffn
-        self._finish(dropout, branch_multiplier, stream_dtype)
+        self._finish(dropout, residual_multiplier, residual_dtype)
 
 
 class PreNormBlock(TwoNormBlock):
@@ -115,7 +117,7 @@ class PreNormBlock(TwoNormBlock):
         *,
         bias: Tensor | None = None,
         memory: EncoderOutput | None = None,
-        tally: RouterStatsSink | None = None,
+        router_stats: RouterStatsSink | None = None,
     ) -> Float[Tensor, "B T D"]:
         x_BTD = self.to_stream(x_BTD)
         h_BTD = self.to_branch(self.attn_norm(x_BTD))
@@ -124,7 +126,7 @@ class PreNormBlock(TwoNormBlock):
             h_BTD = self.to_branch(self.cross_norm(x_BTD))
             x_BTD = x_BTD + self.residual_dropout(self.cross_attention(h_BTD, queries, memory, cache))
         h_BTD = self.to_branch(self.ffn_norm(x_BTD))
-        return x_BTD + self.residual_dropout(self._feed(self.ffn, h_BTD, queries, tally))
+        return x_BTD + self.residual_dropout(self._feed(self.ffn, h_BTD, queries, router_stats))
 
 
 class PostNormBlock(TwoNormBlock):
@@ -141,7 +143,7 @@ class PostNormBlock(TwoNormBlock):
         *,
         bias: Tensor | None = None,
         memory: EncoderOutput | None = None,
-        tally: RouterStatsSink | None = None,
+        router_stats: RouterStatsSink | None = None,
     ) -> Float[Tensor, "B T D"]:
         x_BTD = self.to_stream(x_BTD)
         h_BTD = self.attention(self.to_branch(x_BTD), queries, keys, cache, bias)
@@ -149,7 +151,7 @@ class PostNormBlock(TwoNormBlock):
         if self._reads(memory):
             h_BTD = self.cross_attention(self.to_branch(x_BTD), queries, memory, cache)
             x_BTD = self.cross_norm(x_BTD + self.residual_dropout(h_BTD))
-        h_BTD = self._feed(self.ffn, self.to_branch(x_BTD), queries, tally)
+        h_BTD = self._feed(self.ffn, self.to_branch(x_BTD), queries, router_stats)
         return self.ffn_norm(x_BTD + self.residual_dropout(h_BTD))
 
 
@@ -171,7 +173,7 @@ class DeepNormBlock(TwoNormBlock):
         *,
         bias: Tensor | None = None,
         memory: EncoderOutput | None = None,
-        tally: RouterStatsSink | None = None,
+        router_stats: RouterStatsSink | None = None,
     ) -> Float[Tensor, "B T D"]:
         x_BTD = self.to_stream(x_BTD)
         h_BTD = self.attention(self.to_branch(x_BTD), queries, keys, cache, bias)
@@ -179,7 +181,7 @@ class DeepNormBlock(TwoNormBlock):
         if self._reads(memory):
             h_BTD = self.cross_attention(self.to_branch(x_BTD), queries, memory, cache)
             x_BTD = self.cross_norm(self.alpha * x_BTD + self.residual_dropout(h_BTD))
-        h_BTD = self._feed(self.ffn, self.to_branch(x_BTD), queries, tally)
+        h_BTD = self._feed(self.ffn, self.to_branch(x_BTD), queries, router_stats)
         return self.ffn_norm(self.alpha * x_BTD + self.residual_dropout(h_BTD))
 
     def extra_repr(self) -> str:
@@ -208,8 +210,8 @@ class SandwichBlock(Block):
         cross_norm: nn.Module | None = None,
         cross_post_norm: nn.Module | None = None,
         dropout: float,
-        branch_multiplier: float = 1.0,
-        stream_dtype: torch.dtype | None = None,
+        residual_multiplier: float = 1.0,
+        residual_dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.attn_norm = attn_norm
@@ -219,7 +221,7 @@ class SandwichBlock(Block):
         self.ffn_norm = ffn_norm
         self.ffn = ffn
         self.ffn_post_norm = ffn_post_norm
-        self._finish(dropout, branch_multiplier, stream_dtype)
+        self._finish(dropout, residual_multiplier, residual_dtype)
 
     def forward(
         self,
@@ -230,7 +232,7 @@ class SandwichBlock(Block):
         *,
         bias: Tensor | None = None,
         memory: EncoderOutput | None = None,
-        tally: RouterStatsSink | None = None,
+        router_stats: RouterStatsSink | None = None,
     ) -> Float[Tensor, "B T D"]:
         x_BTD = self.to_stream(x_BTD)
         h_BTD = self.attention(self.to_branch(self.attn_norm(x_BTD)), queries, keys, cache, bias)
@@ -238,13 +240,13 @@ class SandwichBlock(Block):
         if self._reads(memory):
             h_BTD = self.cross_attention(self.to_branch(self.cross_norm(x_BTD)), queries, memory, cache)
             x_BTD = x_BTD + self.residual_dropout(self.cross_post_norm(h_BTD))
-        h_BTD = self._feed(self.ffn, self.to_branch(self.ffn_norm(x_BTD)), queries, tally)
+        h_BTD = self._feed(self.ffn, self.to_branch(self.ffn_norm(x_BTD)), queries, router_stats)
         return x_BTD + self.residual_dropout(self.ffn_post_norm(h_BTD))
 
 
-def _plain(ffn: nn.Module, x_BTD: Tensor, _places: Coordinates, _tally: RouterStatsSink | None) -> Tensor:
+def _plain(ffn: nn.Module, x_BTD: Tensor, _coords: Coordinates, _router_stats: RouterStatsSink | None) -> Tensor:
     return ffn(x_BTD)
 
 
-def _routed(ffn: nn.Module, x_BTD: Tensor, places: Coordinates, tally: RouterStatsSink | None) -> Tensor:
-    return ffn(x_BTD, places, tally)
+def _routed(ffn: nn.Module, x_BTD: Tensor, coords: Coordinates, router_stats: RouterStatsSink | None) -> Tensor:
+    return ffn(x_BTD, coords, router_stats)

@@ -10,7 +10,7 @@ from pellucid.shapes import Float, Int, Tensor
 from pellucid.visibility import Coordinates
 
 
-def drawn(rows: int, size: int) -> Tensor:
+def init_table(rows: int, size: int) -> Tensor:
     """A table as torch draws those of ``nn.Embedding``; on the meta device, where that loads a compiler, nothing is."""
     table = torch.empty(rows, size)
     return table if table.is_meta else nn.init.normal_(table)
@@ -19,8 +19,8 @@ def drawn(rows: int, size: int) -> Tensor:
 class TokenEmbedding(nn.Embedding):
     """A table of token vectors that refuses ids outside it (on a CPU, where looking costs nothing)."""
 
-    def __init__(self, tokens: int, size: int) -> None:
-        super().__init__(tokens, size, _weight=drawn(tokens, size))
+    def __init__(self, vocab_size: int, hidden_size: int) -> None:
+        super().__init__(vocab_size, hidden_size, _weight=init_table(vocab_size, hidden_size))
 
     def forward(self, tokens_BT: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
         if tokens_BT.device.type == "cpu" and tokens_BT.numel() and not torch.compiler.is_compiling():

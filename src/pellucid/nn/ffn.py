@@ -65,12 +65,14 @@ def clamped_gate(gate: Tensor, up: Tensor, *, limit: float, alpha: float) -> Ten
 class DenseFFN(nn.Module):
     """``W₂ · act(W₁ x)`` (Vaswani et al. 2017 §3.3)."""
 
-    def __init__(self, size: int, inner: int, *, activation: str, bias: bool, dropout: float) -> None:
+    def __init__(
+        self, hidden_size: int, intermediate_size: int, *, activation: str, bias: bool, dropout: float
+    ) -> None:
         super().__init__()
-        self.up_proj = nn.Linear(size, inner, bias=bias)
+        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=bias)
         self.activation = _named(activation)
         self.inner_dropout = nn.Dropout(dropout)
-        self.down_proj = nn.Linear(inner, size, bias=bias)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=bias)
 
     def forward(self, x_BTD: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
         return self.down_proj(self.inner_dropout(self.activation(self.up_proj(x_BTD))))
@@ -79,13 +81,15 @@ class DenseFFN(nn.Module):
 class GatedFFN(nn.Module):
     """``W₂ · (act(W₁ x) ⊙ W₃ x)`` (Shazeer 2020 §2): GLU with ``sigmoid``, SwiGLU ``silu``, GEGLU ``gelu``."""
 
-    def __init__(self, size: int, inner: int, *, activation: str, bias: bool, dropout: float) -> None:
+    def __init__(
+        self, hidden_size: int, intermediate_size: int, *, activation: str, bias: bool, dropout: float
+    ) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(size, inner, bias=bias)
-        self.up_proj = nn.Linear(size, inner, bias=bias)
+        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=bias)
+        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=bias)
         self.activation = _named(activation)
         self.inner_dropout = nn.Dropout(dropout)
-        self.down_proj = nn.Linear(inner, size, bias=bias)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=bias)
 
     def forward(self, x_BTD: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
         gated = self.activation(self.gate_proj(x_BTD)) * self.up_proj(x_BTD)
@@ -96,15 +100,22 @@ class ClampedGatedFFN(nn.Module):
     """``W₂ · clamped_gate(W₁ x, W₃ x)``: gates that cannot grow past ``limit`` (gpt-oss)."""
 
     def __init__(
-        self, size: int, inner: int, *, limit: float = 7.0, alpha: float = 1.702, bias: bool, dropout: float
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        *,
+        limit: float = 7.0,
+        alpha: float = 1.702,
+        bias: bool,
+        dropout: float,
     ) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(size, inner, bias=bias)
-        self.up_proj = nn.Linear(size, inner, bias=bias)
+        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=bias)
+        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=bias)
         self.limit = limit
         self.alpha = alpha
         self.inner_dropout = nn.Dropout(dropout)
-        self.down_proj = nn.Linear(inner, size, bias=bias)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=bias)
 
     def forward(self, x_BTD: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
         gated = clamped_gate(self.gate_proj(x_BTD), self.up_proj(x_BTD), limit=self.limit, alpha=self.alpha)

@@ -26,8 +26,8 @@ import torch
 from torch import nn
 
 from pellucid.errors import ShapeError
-from pellucid.nn.attention import GroupedAttention
-from pellucid.nn.mla import LatentAttention
+from pellucid.nn.attention import GroupedQueryAttention
+from pellucid.nn.mla import MLA
 from pellucid.nn.moe.experts import Experts
 from pellucid.nn.moe.router import Router, SigmoidRouter
 from pellucid.nn.norms import HeadLayerNorm, LayerNorm, RMSNorm
@@ -111,7 +111,7 @@ def init_deep_norm(model: nn.Module, *, beta: float, generator: torch.Generator)
             _normal(module.weight, module.embedding_dim**-0.5, generator)
         _zero_biases(module)
     for module in model.modules():
-        if isinstance(module, LatentAttention):
+        if isinstance(module, MLA):
             module.up()[1].mul_(beta)
 
 
@@ -175,8 +175,8 @@ def _zero_biases(module: nn.Module) -> None:
             if name.endswith("bias"):
                 nn.init.zeros_(bias)
     if isinstance(module, SigmoidRouter):
-        nn.init.zeros_(module.choice_bias)
-    if isinstance(module, GroupedAttention) and module.sinks is not None:
+        nn.init.zeros_(module.expert_bias)
+    if isinstance(module, GroupedQueryAttention) and module.sinks is not None:
         nn.init.zeros_(module.sinks)
 
 

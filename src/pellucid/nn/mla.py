@@ -20,13 +20,13 @@ from pellucid.shapes import Float, Tensor
 from pellucid.visibility import Coordinates, Rule
 
 
-class LatentAttention(nn.Module):
+class MLA(nn.Module):
     """MLA (DeepSeek-V2, DeepSeek-AI 2024 §2.1; eq. 9–19): low-rank queries, keys and values, and one shared rotary key.
 
-    A head's query and key are ``nope_size`` features without positions, made from the latents, then ``rope_size``
-    features turned by ``rotary``; that part of the key is the same for all heads. Values have ``value_size`` features.
-    ``q_rank=None`` makes queries in one step. ``norm(size)`` makes the norm behind each first step. ``biases`` may name
-    the first steps and the last: q_a, kv_a, o. ``scale`` defaults to ``(nope_size + rope_size) ** -0.5``, times the
+    A head's query and key are ``qk_nope_head_dim`` features without positions, made from the latents, then ``qk_rope_head_dim``
+    features turned by ``rotary``; that part of the key is the same for all heads. Values have ``v_head_dim`` features.
+    ``q_lora_rank=None`` makes queries in one step. ``norm(size)`` makes the norm behind each first step. ``biases`` may name
+    the first steps and the last: q_a, kv_a, o. ``scale`` defaults to ``(qk_nope_head_dim + qk_rope_head_dim) ** -0.5``, times the
     ``score_multiplier`` of the rotary scaling where it has one (YaRN).
 
     A cache keeps the latent and the shared key. The explicit form makes every head's keys and values from them, as the
@@ -41,14 +41,14 @@ class LatentAttention(nn.Module):
 
     def __init__(
         self,
-        size: int,
+        hidden_size: int,
         *,
-        heads: int,
-        q_rank: int | None,
-        kv_rank: int,
-        nope_size: int,
-        rope_size: int,
-        value_size: int,
+        num_heads: int,
+        q_lora_rank: int | None,
+        kv_lora_rank: int,
+        qk_nope_head_dim: int,
+        qk_rope_head_dim: int,
+        v_head_dim: int,
         rule: Rule,
         rotary: Rotary,
         norm: Callable[[int], nn.Module],
@@ -60,38 +60,40 @@ class LatentAttention(nn.Module):
         absorbed: bool | Literal["auto"] = "auto",
     ) -> None:
         super().__init__()
-        if rotary.head_size != rope_size:
-            raise ShapeError(f"rope_size is {rope_size}, but the rotary turns {rotary.head_size}; make them agree")
-        if unknown := set(biases) - ({"kv_a", "o"} if q_rank is None else {"q_a", "kv_a", "o"}):
-            raise InputError(
-                f"biases names {sorted(unknown)}, but projections with a bias are kv_a, o and, with a q_rank "
-                f"(here {q_rank}), q_a"
+        if rotary.head_dim != qk_rope_head_dim:
+            raise ShapeError(
+                f"qk_rope_head_dim is {qk_rope_head_dim}, but the rotary turns {rotary.head_dim}; make them agree"
             )
-        self.heads, self.kv_rank = heads, kv_rank
-        self.nope_size, self.rope_size, self.value_size = nope_size, rope_size, value_size
+        if unknown := set(biases) - ({"kv_a", "o"} if q_lora_rank is None else {"q_a", "kv_a", "o"}):
+            raise InputError(
+                f"biases names {sorted(unknown)}, but projections with a bias are kv_a, o and, with a q_lora_rank "
+                f"(here {q_lora_rank}), q_a"
+            )
+        self.num_heads, self.kv_lora_rank = num_heads, kv_lora_rank
+        self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim = qk_nope_head_dim, qk_rope_head_dim, v_head_dim
         self.rule = rule
         self.rotary = rotary
-        self.scale = _default_scale(nope_size + rope_size, rotary) if scale is None else scale
+        self.scale = _default_scale(qk_nope_head_dim + qk_rope_head_dim, rotary) if scale is None else scale
         self.softcap = softcap
         self.dropout = dropout
         self.backend: Backend = backend
         self.absorbed = absorbed
-        if q_rank is None:
-            self.q_proj = nn.Linear(size, heads * (nope_size + rope_size), bias=False)
+        if q_lora_rank is None:
+            self.q_proj = nn.Linear(hidden_size, num_heads * (qk_nope_head_dim + qk_rope_head_dim), bias=False)
         else:
-            self.q_a_proj = nn.Linear(size, q_rank, bias="q_a" in biases)
-            self.q_a_norm = norm(q_rank)
-            self.q_b_proj = nn.Linear(q_rank, heads * (nope_size + rope_size), bias=False)
-        self.has_q_rank = q_rank is not None
-        self.kv_a_proj = nn.Linear(size, kv_rank + rope_size, bias="kv_a" in biases)
-        self.kv_a_norm = norm(kv_rank)
-        self.kv_b_proj = nn.Linear(kv_rank, heads * (nope_size + value_size), bias=False)
-        self.o_proj = nn.Linear(heads * value_size, size, bias="o" in biases)
+            self.q_a_proj = nn.Linear(hidden_size, q_lora_rank, bias="q_a" in biases)
+            self.q_a_norm = norm(q_lora_rank)
+            self.q_b_proj = nn.Linear(q_lora_rank, num_heads * (qk_nope_head_dim + qk_rope_head_dim), bias=False)
+        self.has_q_lora = q_lora_rank is not None
+        self.kv_a_proj = nn.Linear(hidden_size, kv_lora_rank + qk_rope_head_dim, bias="kv_a" in biases)
+        self.kv_a_norm = norm(kv_lora_rank)
+        self.kv_b_proj = nn.Linear(kv_lora_rank, num_heads * (qk_nope_head_dim + v_head_dim), bias=False)
+        self.o_proj = nn.Linear(num_heads * v_head_dim, hidden_size, bias="o" in biases)
 
     @property
     def cache_shapes(self) -> tuple[tuple[int], tuple[int]]:
         """What one slot takes in a cache: the latent and the shared key."""
-        return (self.kv_rank,), (self.rope_size,)
+        return (self.kv_lora_rank,), (self.qk_rope_head_dim,)
 
     def forward(
         self,
@@ -133,36 +135,38 @@ class LatentAttention(nn.Module):
         return self.o_proj(out_BTNU.flatten(-2))
 
     def weights(
-        self, x_BTD: Float[Tensor, "B T D"], places: Coordinates, bias: Float[Tensor, "#B #N T T"] | None = None
+        self, x_BTD: Float[Tensor, "B T D"], coords: Coordinates, bias: Float[Tensor, "#B #N T T"] | None = None
     ) -> Float[Tensor, "B N T T"]:
         """What each head attends to in ``x``, by the reference path; the weight of what is hidden is exactly 0."""
-        q, k, _ = self._explicit(*self._queries(x_BTD, places), *self._latents(x_BTD, places), places)
+        q, k, _ = self._explicit(*self._queries(x_BTD, coords), *self._latents(x_BTD, coords), coords)
         return probabilities(
             q,
             k,
             rule=self.rule,
-            q_coords=places,
-            k_coords=places,
+            q_coords=coords,
+            k_coords=coords,
             bias=bias,
             options=AttentionOptions(scale=self.scale, softcap=self.softcap),
         )
 
-    def _queries(self, x_BTD: Tensor, places: Coordinates) -> tuple[Tensor, Tensor]:
-        flat = self.q_b_proj(self.q_a_norm(self.q_a_proj(x_BTD))) if self.has_q_rank else self.q_proj(x_BTD)
-        q_BTNQ, q_BTNP = flat.unflatten(-1, (self.heads, -1)).split([self.nope_size, self.rope_size], -1)
-        return q_BTNQ, self.rotary(q_BTNP, places)
+    def _queries(self, x_BTD: Tensor, coords: Coordinates) -> tuple[Tensor, Tensor]:
+        flat = self.q_b_proj(self.q_a_norm(self.q_a_proj(x_BTD))) if self.has_q_lora else self.q_proj(x_BTD)
+        q_BTNQ, q_BTNP = flat.unflatten(-1, (self.num_heads, -1)).split(
+            [self.qk_nope_head_dim, self.qk_rope_head_dim], -1
+        )
+        return q_BTNQ, self.rotary(q_BTNP, coords)
 
-    def _latents(self, x_BTD: Tensor, places: Coordinates) -> tuple[Tensor, Tensor]:
-        latent_BTR, key_BTP = self.kv_a_proj(x_BTD).split([self.kv_rank, self.rope_size], -1)
-        return self.kv_a_norm(latent_BTR), self.rotary(key_BTP.unsqueeze(2), places).squeeze(2)
+    def _latents(self, x_BTD: Tensor, coords: Coordinates) -> tuple[Tensor, Tensor]:
+        latent_BTR, key_BTP = self.kv_a_proj(x_BTD).split([self.kv_lora_rank, self.qk_rope_head_dim], -1)
+        return self.kv_a_norm(latent_BTR), self.rotary(key_BTP.unsqueeze(2), coords).squeeze(2)
 
     def _explicit(
         self, q_BTNQ: Tensor, q_BTNP: Tensor, latent_BSR: Tensor, key_BSP: Tensor, keys: Coordinates
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Every head's keys and values. Padding is silenced: not even NaN there may reach a matrix's gradient."""
-        both = self.kv_b_proj(zero_padding(latent_BSR, keys)).unflatten(-1, (self.heads, -1))
-        k_BSNQ, v_BSNU = both.split([self.nope_size, self.value_size], -1)
-        k_BSNP = key_BSP.unsqueeze(2).expand(-1, -1, self.heads, -1)
+        both = self.kv_b_proj(zero_padding(latent_BSR, keys)).unflatten(-1, (self.num_heads, -1))
+        k_BSNQ, v_BSNU = both.split([self.qk_nope_head_dim, self.v_head_dim], -1)
+        k_BSNP = key_BSP.unsqueeze(2).expand(-1, -1, self.num_heads, -1)
         return torch.cat([q_BTNQ, q_BTNP], -1), torch.cat([k_BSNQ, k_BSNP], -1), v_BSNU
 
     def _absorbed(
@@ -176,8 +180,8 @@ class LatentAttention(nn.Module):
 
     def up(self) -> tuple[Tensor, Tensor]:
         """``kv_b_proj`` as it is for each head: ``[N, Q, R]`` for keys and ``[N, U, R]`` for values."""
-        keys_NQR, values_NUR = self.kv_b_proj.weight.unflatten(0, (self.heads, -1)).split(
-            [self.nope_size, self.value_size], 1
+        keys_NQR, values_NUR = self.kv_b_proj.weight.unflatten(0, (self.num_heads, -1)).split(
+            [self.qk_nope_head_dim, self.v_head_dim], 1
         )
         return keys_NQR, values_NUR
 
@@ -187,9 +191,9 @@ class LatentAttention(nn.Module):
         if cache is None:
             return False
         # multiplications a head: making keys and values (or queries and outputs) longer, then attending
-        up = self.kv_rank * (self.nope_size + self.value_size)
-        explicit = keys * up + queries * keys * (self.nope_size + self.rope_size + self.value_size)
-        return queries * up + queries * keys * (2 * self.kv_rank + self.rope_size) < explicit
+        up = self.kv_lora_rank * (self.qk_nope_head_dim + self.v_head_dim)
+        explicit = keys * up + queries * keys * (self.qk_nope_head_dim + self.qk_rope_head_dim + self.v_head_dim)
+        return queries * up + queries * keys * (2 * self.kv_lora_rank + self.qk_rope_head_dim) < explicit
 
 
 def _default_scale(size: int, rotary: Rotary) -> float:

@@ -25,11 +25,11 @@ class RMSNorm(nn.Module):
     that a narrow type keeps small differences from 1.
     """
 
-    def __init__(self, size: int, *, eps: float = 1e-6, offset: float = 0.0) -> None:
+    def __init__(self, head_dim: int, *, eps: float = 1e-6, offset: float = 0.0) -> None:
         super().__init__()
         self.eps = eps
         self.offset = offset
-        self.weight = nn.Parameter(torch.empty(size))
+        self.weight = nn.Parameter(torch.empty(head_dim))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -82,8 +82,8 @@ class LayerNorm(nn.LayerNorm):
     ``bias=False`` still subtracts the mean (Cohere, ModernBERT).
     """
 
-    def __init__(self, size: int, *, eps: float = 1e-5, bias: bool = True) -> None:
-        super().__init__(size, eps=eps, bias=bias)
+    def __init__(self, head_dim: int, *, eps: float = 1e-5, bias: bool = True) -> None:
+        super().__init__(head_dim, eps=eps, bias=bias)
 
     def forward(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
         wide = torch.promote_types(x.dtype, self.weight.dtype)  # a float32 stream may meet narrower weights
@@ -108,10 +108,10 @@ class BareLayerNorm(nn.Module):
 class HeadLayerNorm(nn.Module):
     """LayerNorm of each head's features with weights of its own for each head and no bias (Cohere's, StableLM's)."""
 
-    def __init__(self, heads: int, size: int, *, eps: float = 1e-5) -> None:
+    def __init__(self, num_heads: int, head_dim: int, *, eps: float = 1e-5) -> None:
         super().__init__()
         self.eps = eps
-        self.weight = nn.Parameter(torch.ones(heads, size))
+        self.weight = nn.Parameter(torch.ones(num_heads, head_dim))
 
     def reset_parameters(self) -> None:
         """The weight that scales by 1."""

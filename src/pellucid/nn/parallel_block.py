@@ -28,15 +28,15 @@ class ParallelBlock(Block):
         cross_attention: nn.Module | None = None,
         cross_norm: nn.Module | None = None,
         dropout: float,
-        branch_multiplier: float = 1.0,
-        stream_dtype: torch.dtype | None = None,
+        residual_multiplier: float = 1.0,
+        residual_dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.norm = norm
         self.attention = attention
         self._cross(cross_norm=cross_norm, cross_attention=cross_attention)
         self.ffn = ffn
-        self._finish(dropout, branch_multiplier, stream_dtype)
+        self._finish(dropout, residual_multiplier, residual_dtype)
 
     def forward(
         self,
@@ -47,13 +47,13 @@ class ParallelBlock(Block):
         *,
         bias: Tensor | None = None,
         memory: EncoderOutput | None = None,
-        tally: RouterStatsSink | None = None,
+        router_stats: RouterStatsSink | None = None,
     ) -> Float[Tensor, "B T D"]:
         self._reads(memory)
         x_BTD = self.to_stream(x_BTD)
         h_BTD = self.to_branch(self.norm(x_BTD))
         mixed_BTD = self.residual_dropout(self.attention(h_BTD, queries, keys, cache, bias))
-        return x_BTD + mixed_BTD + self.residual_dropout(self._feed(self.ffn, h_BTD, queries, tally))
+        return x_BTD + mixed_BTD + self.residual_dropout(self._feed(self.ffn, h_BTD, queries, router_stats))
 
 
 class ParallelTwoNormBlock(TwoNormBlock):
@@ -71,11 +71,11 @@ class ParallelTwoNormBlock(TwoNormBlock):
         *,
         bias: Tensor | None = None,
         memory: EncoderOutput | None = None,
-        tally: RouterStatsSink | None = None,
+        router_stats: RouterStatsSink | None = None,
     ) -> Float[Tensor, "B T D"]:
         self._reads(memory)
         x_BTD = self.to_stream(x_BTD)
         h_BTD = self.to_branch(self.attn_norm(x_BTD))
         mixed_BTD = self.residual_dropout(self.attention(h_BTD, queries, keys, cache, bias))
         h_BTD = self.to_branch(self.ffn_norm(x_BTD))
-        return x_BTD + mixed_BTD + self.residual_dropout(self._feed(self.ffn, h_BTD, queries, tally))
+        return x_BTD + mixed_BTD + self.residual_dropout(self._feed(self.ffn, h_BTD, queries, router_stats))

@@ -30,14 +30,14 @@ class Documents(NamedTuple):
     last: Int[Tensor, "C"]
 
 
-def documents_of(places: Coordinates) -> Documents:
+def documents_of(coords: Coordinates) -> Documents:
     """Which slots belong to which document, made once for these coordinates."""
-    return places.cached("documents", lambda: _documents(places))
+    return coords.cached("documents", lambda: _documents(coords))
 
 
-def pooled(x_BTD: Float[Tensor, "B T D"], places: Coordinates, how: Pooling) -> Float[Tensor, "C D"]:
+def pooled(x_BTD: Float[Tensor, "B T D"], coords: Coordinates, how: Pooling) -> Float[Tensor, "C D"]:
     """One vector a document. A mean is made in float32 at least; padding is no part of it (B34, B35)."""
-    documents = documents_of(places)
+    documents = documents_of(coords)
     flat = x_BTD.flatten(0, 1)
     if how != "mean":
         return flat[documents.first if how == "first" else documents.last]
@@ -49,12 +49,12 @@ def pooled(x_BTD: Float[Tensor, "B T D"], places: Coordinates, how: Pooling) -> 
     return (sums / sizes).to(x_BTD.dtype)
 
 
-def _documents(places: Coordinates) -> Documents:
-    layout = host_layout(places)
+def _documents(coords: Coordinates) -> Documents:
+    layout = host_layout(coords)
     if layout is None:
         raise RuntimeError("documents are counted on the host, which a compiled graph or the meta device cannot do")
     slots, owners = layout.by_document
     begins = np.flatnonzero(np.diff(owners, prepend=-1))
     ends = np.flatnonzero(np.diff(owners, append=-1))
     arrays = (slots, owners, slots[begins], slots[ends])
-    return Documents(*(torch.from_numpy(array).to(places.positions.device) for array in arrays))
+    return Documents(*(torch.from_numpy(array).to(coords.positions.device) for array in arrays))

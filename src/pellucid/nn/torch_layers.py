@@ -1,7 +1,7 @@
 """torch's own attention and Transformer layers as parts of ours, with the same weights and the same outputs.
 
 =================================  =======================================================================
-``nn.MultiheadAttention``          :class:`GroupedAttention`; ``cross=True``: :class:`CrossAttention`
+``nn.MultiheadAttention``          :class:`GroupedQueryAttention`; ``cross=True``: :class:`CrossAttention`
 ``nn.TransformerEncoderLayer``     :class:`PreNormBlock` or :class:`PostNormBlock`
 ``nn.TransformerDecoderLayer``     the same with cross-attention
 ``nn.TransformerEncoder``          :class:`Layers`
@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from pellucid.errors import InputError, UnsupportedError
-from pellucid.nn.attention import CrossAttention, EncoderOutput, GroupedAttention
+from pellucid.nn.attention import CrossAttention, EncoderOutput, GroupedQueryAttention
 from pellucid.nn.block import PostNormBlock, PreNormBlock
 from pellucid.nn.ffn import DenseFFN
 from pellucid.nn.norms import LayerNorm
@@ -43,10 +43,10 @@ class Layers(nn.Module):
         self.norm = norm
 
     def forward(
-        self, x_BTD: Float[Tensor, "B T D"], places: Coordinates, memory: EncoderOutput | None = None
+        self, x_BTD: Float[Tensor, "B T D"], coords: Coordinates, memory: EncoderOutput | None = None
     ) -> Float[Tensor, "B T D"]:
         for block in self.layers:
-            x_BTD = block(x_BTD, places, places, memory=memory)
+            x_BTD = block(x_BTD, coords, coords, memory=memory)
         normed: Tensor = self.norm(x_BTD)
         return normed
 
@@ -63,9 +63,9 @@ class EncoderDecoderLayers(nn.Module):
         source_BSD: Float[Tensor, "B S D"],
         source: Coordinates,
         x_BTD: Float[Tensor, "B T D"],
-        places: Coordinates,
+        coords: Coordinates,
     ) -> Float[Tensor, "B T D"]:
-        out_BTD: Tensor = self.decoder(x_BTD, places, EncoderOutput(self.encoder(source_BSD, source), source))
+        out_BTD: Tensor = self.decoder(x_BTD, coords, EncoderOutput(self.encoder(source_BSD, source), source))
         return out_BTD
 
 
@@ -83,7 +83,7 @@ def from_torch(module: nn.Module, *, rule: Rule | None = None, cross: bool = Fal
     if cross and not isinstance(module, nn.MultiheadAttention):
         raise InputError(f"cross=True belongs to nn.MultiheadAttention, not to {type(module).__name__}; leave it out")
     if cross and rule is not None:
-        raise InputError("attention to a memory sees all of it and takes no rule; say padding by the memory's places")
+        raise InputError("attention to a memory sees all of it and takes no rule; say padding by the memory's coords")
     if type(module) not in _KINDS:
         known = ", ".join(f"nn.{kind.__name__}" for kind in _KINDS)
         raise UnsupportedError(f"from_torch takes {known}, not {type(module).__name__}")
@@ -102,13 +102,13 @@ def from_torch(module: nn.Module, *, rule: Rule | None = None, cross: bool = Fal
 # ---------------------------------------------------------------------------------- parts without weights
 
 
-def _attention(theirs: nn.MultiheadAttention, rule: Rule | None) -> GroupedAttention:
+def _attention(theirs: nn.MultiheadAttention, rule: Rule | None) -> GroupedQueryAttention:
     if not theirs._qkv_same_embed_dim:
         raise UnsupportedError(
             f"this attention reads keys of {theirs.kdim} and values of {theirs.vdim} features beside queries of "
             f"{theirs.embed_dim}, so it is attention to a memory; give cross=True"
         )
-    return GroupedAttention(theirs.embed_dim, rule=full() if rule is None else rule, **_heads(theirs))
+    return GroupedQueryAttention(theirs.embed_dim, rule=full() if rule is None else rule, **_heads(theirs))
 
 
 def _cross(theirs: Any) -> CrossAttention:
@@ -116,7 +116,7 @@ def _cross(theirs: Any) -> CrossAttention:
         raise UnsupportedError(
             f"keys come from {theirs.kdim} features and values from {theirs.vdim}, but a memory has one size"
         )
-    return CrossAttention(theirs.embed_dim, memory_size=theirs.kdim, **_heads(theirs))
+    return CrossAttention(theirs.embed_dim, encoder_hidden_size=theirs.kdim, **_heads(theirs))
 
 
 def _heads(theirs: nn.MultiheadAttention) -> dict[str, Any]:
@@ -124,9 +124,9 @@ def _heads(theirs: nn.MultiheadAttention) -> dict[str, Any]:
         if asked:
             raise UnsupportedError(f"{name} adds a key that is no token, which has no counterpart here")
     return {
-        "heads": theirs.num_heads,
-        "kv_heads": theirs.num_heads,
-        "head_size": theirs.head_dim,
+        "num_heads": theirs.num_heads,
+        "num_kv_heads": theirs.num_heads,
+        "head_dim": theirs.head_dim,
         "biases": () if theirs.in_proj_bias is None else ("q", "k", "v", "o"),
         "dropout": theirs.dropout,
     }

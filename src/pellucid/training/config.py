@@ -10,7 +10,7 @@ from pellucid.configfile import Config
 from pellucid.data.corpus import HELDOUT_SHARE
 from pellucid.data.records import BUILT_IN
 from pellucid.models.config import ModelConfig
-from pellucid.models.configs import MoE, Sigmoid
+from pellucid.models.configs import MoEConfig, SigmoidRouterConfig
 from pellucid.training import objectives
 from pellucid.training.objectives import Objective, reads_text
 from pellucid.training.precision import Precision
@@ -224,11 +224,11 @@ class TrainConfig(Config):
         if self.balance is None:
             return self
         parts = [layer.ffn or stack.ffn for stack in self.model.stacks for layer in stack.each_layer]
-        routers = [part.router for part in parts if isinstance(part, MoE)]
+        routers = [part.router for part in parts if isinstance(part, MoEConfig)]
         if not routers:
             kinds = ", ".join(sorted({part.kind for part in parts}))
             raise ValueError(f"balance is for experts, but model.ffn is {kinds}; leave it out, or take 'moe'")
-        if self.balance.rebalance_rate and not any(isinstance(router, Sigmoid) for router in routers):
+        if self.balance.rebalance_rate and not any(isinstance(router, SigmoidRouterConfig) for router in routers):
             raise ValueError(
                 f"balance.rebalance_rate is {self.balance.rebalance_rate}, but the routers are "
                 f"{', '.join(sorted({router.kind for router in routers}))}; only sigmoid ones have a choice bias"

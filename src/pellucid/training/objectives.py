@@ -147,11 +147,11 @@ AnyObjective = (
 Objective = Annotated[AnyObjective, Field(discriminator="kind")]
 
 _OF_HEAD: dict[type[Any], type[Any]] = {
-    configs.SequenceClassification: Classification,
-    configs.Regression: Regression,
-    configs.TokenClassification: TokenLabelling,
-    configs.Span: Span,
-    configs.SentenceEmbedding: Contrastive,
+    configs.SequenceClassificationHeadConfig: Classification,
+    configs.RegressionHeadConfig: Regression,
+    configs.TokenClassificationHeadConfig: TokenLabelling,
+    configs.SpanHeadConfig: Span,
+    configs.SentenceEmbeddingHeadConfig: Contrastive,
 }
 _OF_FAMILY: dict[str, tuple[type[Any], ...]] = {
     "decoder": (NextToken, PrefixLM),

@@ -212,7 +212,7 @@ def _check_lengths(config: TrainConfig, model: Model) -> None:
         if limit is not None and length > limit:
             raise ConfigError(
                 f"{name} is {length} but the model has positions for {limit} tokens; "
-                "shorten it, or raise model.position.max_positions"
+                "shorten it, or raise model.position.max_position_embeddings"
             )
 
 

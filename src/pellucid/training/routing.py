@@ -64,7 +64,7 @@ class StepRouting:
         parts = [sums.loss().total / max(all_, 1) for sums, all_ in zip(found, self._tokens, strict=True)]
         return self.balance.coefficient * torch.stack(parts).sum()
 
-    def rebalance(self) -> None:
+    def update_expert_bias(self) -> None:
         """Move choice biases by the loads of the whole step; a router that several layers share moves once."""
         if self.balance is None or not self.balance.rebalance_rate:
             return
@@ -74,7 +74,7 @@ class StepRouting:
                 loads[router] = loads[router] + sums.tokens if router in loads else sums.tokens
         for router, tokens_E in loads.items():
             if isinstance(router, SigmoidRouter):
-                router.rebalance(tokens_E, self.balance.rebalance_rate)
+                router.update_expert_bias(tokens_E, self.balance.rebalance_rate)
 
     def figures(self) -> RoutingFigures | None:
         """What the log says; nothing where nothing was routed."""

@@ -86,7 +86,7 @@ def train_step(
     if clip_norm is not None:
         torch.nn.utils.clip_grads_with_norm_(optimizers.parameters, clip_norm, norm)
     optimizers.step()
-    routing.rebalance()
+    routing.update_expert_bias()
     return StepResult(total, count, grad_norm, optimizers.rate, routing.figures())
 
 

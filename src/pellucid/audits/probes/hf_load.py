@@ -93,8 +93,8 @@ def _tiny_config(config_class: Any, kind: str) -> Any:
     if kind == "causal" and "causal" in names:
         given["causal"] = True
     if not _layers_differ(base) and not set(special) & set(lists):
-        counts = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers")
-        counts += ("num_decoder_layers", "num_encoder_layers")
+        counts = {"num_hidden_layers", "n_layer", "n_layers", "num_layers"}
+        counts |= {"encoder_layers", "decoder_layers", "num_decoder_layers", "num_encoder_layers"}
         given |= {key: 2 for key in given if key in counts} | {key: given[key][:2] for key in given if key in lists}
     return config_class(**given | special)
 

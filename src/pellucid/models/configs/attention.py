@@ -10,7 +10,7 @@ from pellucid.configfile import Config
 from pellucid.models.configs.numbers import Count, Heads, Positive
 
 
-class QKNorm(Config):
+class QKNormConfig(Config):
     """A norm on queries and keys before they meet (Henry et al. 2020; Qwen 3, OLMo 2, Cohere, Llama 4)."""
 
     kind: Literal["rms_norm", "layer_norm", "head_layer_norm", "bare_rms_norm", "l2_norm"] = "rms_norm"
@@ -24,7 +24,7 @@ class QKNorm(Config):
     """Behind the rotary turn instead of before it."""
 
     @model_validator(mode="after")
-    def _kind_fits(self) -> QKNorm:
+    def _kind_fits(self) -> QKNormConfig:
         if self.offset and self.kind != "rms_norm":
             raise ValueError(f"offset 1 belongs to rms_norm, but kind is {self.kind!r}; leave offset out")
         if self.kind == "head_layer_norm" and self.over != "head":
@@ -32,7 +32,7 @@ class QKNorm(Config):
         return self
 
 
-class Grouped(Config):
+class GroupedQueryAttentionConfig(Config):
     """Multi-head, grouped-query or multi-query attention."""
 
     kind: Literal["grouped"] = "grouped"
@@ -45,8 +45,8 @@ class Grouped(Config):
     k_bias: bool = False
     v_bias: bool = False
     """``qkv_bias`` is short for the three."""
-    out_bias: bool = False
-    qk_norm: QKNorm | None = None
+    o_bias: bool = False
+    qk_norm: QKNormConfig | None = None
     """``true`` is short for an RMSNorm on each head's queries and keys with the model's own eps."""
     clip_qkv: Positive | None = None
     """Queries, keys and values are cut off at ± this."""
@@ -58,7 +58,7 @@ class Grouped(Config):
     """A learned logit a head that joins each softmax as a key without a value (gpt-oss)."""
 
     @model_validator(mode="after")
-    def _heads_fit(self) -> Grouped:
+    def _heads_fit(self) -> GroupedQueryAttentionConfig:
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"{self.num_attention_heads} query heads cannot share {self.num_key_value_heads} key/value heads "
@@ -69,11 +69,11 @@ class Grouped(Config):
     @property
     def biases(self) -> tuple[Literal["q", "k", "v", "o"], ...]:
         """The projections that have one."""
-        given = {"q": self.q_bias, "k": self.k_bias, "v": self.v_bias, "o": self.out_bias}
+        given = {"q": self.q_bias, "k": self.k_bias, "v": self.v_bias, "o": self.o_bias}
         return tuple(name for name, has in given.items() if has)  # type: ignore[misc]
 
 
-class Latent(Config):
+class MLAConfig(Config):
     """Multi-head latent attention: keys and values from a narrow latent, one rotary key for all heads (DeepSeek)."""
 
     kind: Literal["latent"] = "latent"

@@ -12,7 +12,7 @@ from pellucid.models.configs.numbers import Count, Positive, Whole
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "relu_squared", "sigmoid", "silu"]
 
 
-class Dense(Config):
+class DenseFFNConfig(Config):
     """Two matrices with an activation between."""
 
     kind: Literal["dense"] = "dense"
@@ -21,7 +21,7 @@ class Dense(Config):
     bias: bool = False
 
 
-class Gated(Config):
+class GatedFFNConfig(Config):
     """Three matrices: GLU (``sigmoid``), SwiGLU (``silu``), GEGLU (``gelu``)."""
 
     kind: Literal["gated"] = "gated"
@@ -30,7 +30,7 @@ class Gated(Config):
     bias: bool = False
 
 
-class ClampedGated(Config):
+class ClampedGatedFFNConfig(Config):
     """Three matrices whose gates cannot grow past ``limit``: ``(up + 1) · gate · σ(alpha · gate)`` (gpt-oss)."""
 
     kind: Literal["clamped_gated"] = "clamped_gated"
@@ -40,46 +40,46 @@ class ClampedGated(Config):
     bias: bool = False
 
 
-class Groups(Config):
-    """Each token chooses among the experts of its ``keep`` best groups of ``count``."""
+class ExpertGroupsConfig(Config):
+    """Each token chooses among the experts of its ``topk_group`` best groups of ``n_group``."""
 
-    count: Count
-    keep: Count
+    n_group: Count
+    topk_group: Count
     score: Literal["max", "top2"]
     """What a group is worth: its best expert (DeepSeek-V2) or its best two (DeepSeek-V3)."""
 
 
-class Softmax(Config):
+class SoftmaxRouterConfig(Config):
     """Softmax over all experts, then the best ones (Mixtral, Qwen, DeepSeek-V2)."""
 
     kind: Literal["softmax"] = "softmax"
-    renormalise: bool = True
+    norm_topk_prob: bool = True
     """The chosen weights are divided by their sum."""
-    scale: Positive = 1.0
+    routed_scaling_factor: Positive = 1.0
     bias: bool = False
-    groups: Groups | None = None
+    groups: ExpertGroupsConfig | None = None
 
 
-class TopKSoftmax(Config):
+class TopKSoftmaxRouterConfig(Config):
     """The best logits, then softmax over those (gpt-oss)."""
 
     kind: Literal["top_k_softmax"] = "top_k_softmax"
-    scale: Positive = 1.0
+    routed_scaling_factor: Positive = 1.0
     bias: bool = False
-    groups: Groups | None = None
+    groups: ExpertGroupsConfig | None = None
 
 
-class Sigmoid(Config):
+class SigmoidRouterConfig(Config):
     """Each expert scored by itself, chosen with a bias that training moves and weights do not feel (DeepSeek-V3)."""
 
     kind: Literal["sigmoid"] = "sigmoid"
-    renormalise: bool = True
-    scale: Positive = 1.0
+    norm_topk_prob: bool = True
+    routed_scaling_factor: Positive = 1.0
     bias: bool = False
-    groups: Groups | None = None
+    groups: ExpertGroupsConfig | None = None
 
 
-class Shared(Config):
+class SharedExpertConfig(Config):
     """A network of the experts' kind that every token goes through as well."""
 
     intermediate_size: Count
@@ -87,36 +87,44 @@ class Shared(Config):
     """Opened by each token as far as it needs (Qwen2-MoE)."""
 
 
-class MoE(Config):
+class MoEConfig(Config):
     """Experts of one kind, ``num_experts_per_tok`` of them for each token. Dropless unless a capacity is set."""
 
     kind: Literal["moe"] = "moe"
     num_experts: Count
     num_experts_per_tok: Count
-    expert: Annotated[Dense | Gated | ClampedGated, Field(discriminator="kind")]
-    router: Annotated[Softmax | TopKSoftmax | Sigmoid, Field(discriminator="kind")] = Softmax()
-    shared: Shared | None = None
-    weigh: Literal["output", "input"] = "output"
-    """What the router's weights multiply (``input``: Llama 4)."""
-    capacity: Whole | None = None
+    expert: Annotated[DenseFFNConfig | GatedFFNConfig | ClampedGatedFFNConfig, Field(discriminator="kind")]
+    router: Annotated[
+        SoftmaxRouterConfig | TopKSoftmaxRouterConfig | SigmoidRouterConfig, Field(discriminator="kind")
+    ] = SoftmaxRouterConfig()
+    shared: SharedExpertConfig | None = None
+    apply_weight_on_input: bool = False
+    """The router's weights multiply what goes into an expert instead of what comes out (Llama 4)."""
+    expert_capacity: Whole | None = None
     """Tokens that an expert takes in one call; later ones get nothing from it, and batch mates matter."""
 
     @model_validator(mode="after")
-    def _routes_fit(self) -> MoE:
+    def _routes_fit(self) -> MoEConfig:
         groups, experts, chosen = self.router.groups, self.num_experts, self.num_experts_per_tok
         if chosen > experts:
             raise ValueError(f"num_experts_per_tok is {chosen}, but num_experts {experts}; choose at most all of them")
         if groups is None:
             return self
-        if experts % groups.count:
-            raise ValueError(f"{experts} experts do not make {groups.count} equal groups; make num_experts a multiple")
-        size = experts // groups.count
-        if groups.keep > groups.count or chosen > groups.keep * size or (groups.score == "top2" and size < 2):
+        if experts % groups.n_group:
             raise ValueError(
-                f"{groups.keep} of {groups.count} groups of {size} experts cannot give {chosen} experts a token by "
+                f"{experts} experts do not make {groups.n_group} equal groups; make num_experts a multiple"
+            )
+        size = experts // groups.n_group
+        if (
+            groups.topk_group > groups.n_group
+            or chosen > groups.topk_group * size
+            or (groups.score == "top2" and size < 2)
+        ):
+            raise ValueError(
+                f"{groups.topk_group} of {groups.n_group} groups of {size} experts cannot give {chosen} experts a token by "
                 f"score {groups.score!r}; keep more groups, or make them larger"
             )
         return self
 
 
-FFN = Annotated[Dense | Gated | ClampedGated | MoE, Field(discriminator="kind")]
+FFNConfig = Annotated[DenseFFNConfig | GatedFFNConfig | ClampedGatedFFNConfig | MoEConfig, Field(discriminator="kind")]

@@ -14,13 +14,13 @@ Pooling = Literal["first", "mean", "last"]
 """Which tokens speak for a document: the first, the mean of all, or the last (never padding)."""
 
 
-class LanguageModel(Config):
+class LanguageModelHeadConfig(Config):
     """A logit for each token of the vocabulary."""
 
     kind: Literal["language_model"] = "language_model"
 
 
-class MaskedLM(Config):
+class MaskedLMHeadConfig(Config):
     """The same behind a dense layer, an activation and a norm (Devlin et al. 2019)."""
 
     kind: Literal["masked_lm"] = "masked_lm"
@@ -28,7 +28,7 @@ class MaskedLM(Config):
     dense_bias: bool = True
 
 
-class SequenceClassification(Config):
+class SequenceClassificationHeadConfig(Config):
     """One of ``num_labels`` classes for each document."""
 
     kind: Literal["sequence_classification"] = "sequence_classification"
@@ -41,7 +41,7 @@ class SequenceClassification(Config):
     bias: bool = True
 
 
-class TokenClassification(Config):
+class TokenClassificationHeadConfig(Config):
     """One of ``num_labels`` classes for each token."""
 
     kind: Literal["token_classification"] = "token_classification"
@@ -50,13 +50,13 @@ class TokenClassification(Config):
     bias: bool = True
 
 
-class Span(Config):
+class SpanHeadConfig(Config):
     """Where an answer begins and ends, among the tokens of its document."""
 
     kind: Literal["span"] = "span"
 
 
-class Regression(Config):
+class RegressionHeadConfig(Config):
     """``num_outputs`` numbers for each document."""
 
     kind: Literal["regression"] = "regression"
@@ -67,22 +67,28 @@ class Regression(Config):
     dropout: Probability = 0.0
 
 
-class SentenceEmbedding(Config):
+class SentenceEmbeddingHeadConfig(Config):
     """A vector for each document, near those of its pair and far from all others."""
 
     kind: Literal["sentence_embedding"] = "sentence_embedding"
     pooling: Pooling = "mean"
-    size: Count | None = None
+    projection_dim: Count | None = None
     """Features of the vector; None: those of the stream, without a matrix."""
-    normalise: bool = True
+    normalize: bool = True
     """Vectors of length 1."""
     temperature: Positive = 0.05
     """Similarities are divided by this in the contrastive loss."""
 
 
-Head = Annotated[
-    LanguageModel | MaskedLM | SequenceClassification | TokenClassification | Span | Regression | SentenceEmbedding,
+HeadConfig = Annotated[
+    LanguageModelHeadConfig
+    | MaskedLMHeadConfig
+    | SequenceClassificationHeadConfig
+    | TokenClassificationHeadConfig
+    | SpanHeadConfig
+    | RegressionHeadConfig
+    | SentenceEmbeddingHeadConfig,
     Field(discriminator="kind"),
 ]
-VOCABULARY = (LanguageModel, MaskedLM)
+VOCABULARY = (LanguageModelHeadConfig, MaskedLMHeadConfig)
 """Heads that give a logit for each token of the vocabulary."""

@@ -10,7 +10,7 @@ from pellucid.configfile import Config
 from pellucid.models.configs.numbers import Positive
 
 
-class RMSNorm(Config):
+class RMSNormConfig(Config):
     """Scales each token's features by their root mean square."""
 
     kind: Literal["rms_norm"] = "rms_norm"
@@ -19,7 +19,7 @@ class RMSNorm(Config):
     """1: weights are stored as w - 1 (Gemma)."""
 
 
-class LayerNorm(Config):
+class LayerNormConfig(Config):
     """Centres and scales each token's features."""
 
     kind: Literal["layer_norm"] = "layer_norm"
@@ -27,18 +27,20 @@ class LayerNorm(Config):
     bias: bool = True
 
 
-class BareRMSNorm(Config):
+class BareRMSNormConfig(Config):
     """RMSNorm without weights."""
 
     kind: Literal["bare_rms_norm"] = "bare_rms_norm"
     eps: Positive = 1e-6
 
 
-class BareLayerNorm(Config):
+class BareLayerNormConfig(Config):
     """LayerNorm without weights (OLMo)."""
 
     kind: Literal["bare_layer_norm"] = "bare_layer_norm"
     eps: Positive = 1e-5
 
 
-Norm = Annotated[RMSNorm | LayerNorm | BareRMSNorm | BareLayerNorm, Field(discriminator="kind")]
+NormConfig = Annotated[
+    RMSNormConfig | LayerNormConfig | BareRMSNormConfig | BareLayerNormConfig, Field(discriminator="kind")
+]

@@ -15,32 +15,32 @@ Factor = Annotated[float, Field(ge=1)]
 """How many times the trained length is wanted."""
 
 
-class Linear(Config):
+class LinearScalingConfig(Config):
     """Positions divided by ``factor``."""
 
     kind: Literal["linear"] = "linear"
     factor: Factor
 
 
-class DynamicNTK(Config):
+class DynamicNTKScalingConfig(Config):
     """A base that grows with each document past the original length."""
 
-    kind: Literal["dynamic_ntk"] = "dynamic_ntk"
+    kind: Literal["dynamic"] = "dynamic"
     factor: Factor
-    original_length: Count
+    original_max_position_embeddings: Count
 
 
-class Llama3(Config):
+class Llama3ScalingConfig(Config):
     """Slow pairs are slowed by ``factor``, fast ones kept, those between blended (Llama 3.1)."""
 
     kind: Literal["llama3"] = "llama3"
     factor: Factor
-    original_length: Count
+    original_max_position_embeddings: Count
     low_freq_factor: Positive = 1.0
     high_freq_factor: Positive = 4.0
 
     @model_validator(mode="after")
-    def _bounds_fit(self) -> Llama3:
+    def _bounds_fit(self) -> Llama3ScalingConfig:
         if self.high_freq_factor <= self.low_freq_factor:
             raise ValueError(
                 f"high_freq_factor is {self.high_freq_factor} and low_freq_factor {self.low_freq_factor}; "
@@ -49,12 +49,12 @@ class Llama3(Config):
         return self
 
 
-class Yarn(Config):
+class YarnScalingConfig(Config):
     """YaRN (Peng et al. 2023), with its factor on cosines and sines and DeepSeek's on scores."""
 
     kind: Literal["yarn"] = "yarn"
     factor: Factor
-    original_length: Count
+    original_max_position_embeddings: Count
     beta_fast: Positive = 32.0
     beta_slow: Positive = 1.0
     attention_factor: Positive | None = None
@@ -63,52 +63,58 @@ class Yarn(Config):
     truncate: bool = True
 
 
-class LongRope(Config):
-    """One divisor a pair: ``short`` up to the original length, ``long`` past it (Phi 3)."""
+class LongRopeScalingConfig(Config):
+    """One divisor a pair: ``short_factor`` up to the original length, ``long_factor`` past it (Phi 3)."""
 
     kind: Literal["longrope"] = "longrope"
-    short: Divisors
-    long: Divisors
-    original_length: Count
+    short_factor: Divisors
+    long_factor: Divisors
+    original_max_position_embeddings: Count
     attention_factor: Positive | tuple[Positive, Positive] | None = None
     factor: Positive | None = None
 
 
-class Proportional(Config):
-    """Only the first ``share`` of all pairs turn (Gemma 4)."""
+class PartialScalingConfig(Config):
+    """Only the first ``partial_rotary_factor`` of all pairs turn (Gemma 4)."""
 
     kind: Literal["proportional"] = "proportional"
-    share: Annotated[float, Field(gt=0, le=1)]
+    partial_rotary_factor: Annotated[float, Field(gt=0, le=1)]
     factor: Positive = 1.0
 
 
-Scaling = Annotated[
-    Linear | DynamicNTK | Llama3 | Yarn | LongRope | Proportional,
+RopeScalingConfig = Annotated[
+    LinearScalingConfig
+    | DynamicNTKScalingConfig
+    | Llama3ScalingConfig
+    | YarnScalingConfig
+    | LongRopeScalingConfig
+    | PartialScalingConfig,
     Field(discriminator="kind"),
 ]
 
 
-class Rope(Config):
+class RopeConfig(Config):
     """Rotary positions on queries and keys."""
 
     kind: Literal["rope"] = "rope"
-    theta: Positive = 10000.0
-    pairing: Literal["half", "interleaved"] = "half"
+    rope_theta: Positive = 10000.0
+    interleaved: bool = False
+    """Features (2i, 2i + 1) are turned together (GPT-J, the paper) instead of (i, i + rotary_dim / 2) (Llama)."""
     rotary_dim: Count | None = None
     """Features of a head that are turned, from the first; None: all."""
-    scaling: Scaling | None = None
+    scaling: RopeScalingConfig | None = None
 
 
-class Learned(Config):
+class LearnedPositionsConfig(Config):
     """A learned table; sequences longer than it are refused."""
 
     kind: Literal["learned"] = "learned"
-    max_positions: Count
+    max_position_embeddings: Count
     offset: Whole = 0
     """Rows of the table in front of position 0 (2 in BART and OPT, the padding id + 1 in RoBERTa)."""
 
 
-class Sinusoidal(Config):
+class SinusoidalPositionsConfig(Config):
     """Fixed sines and cosines, added on entry."""
 
     kind: Literal["sinusoidal"] = "sinusoidal"
@@ -117,7 +123,7 @@ class Sinusoidal(Config):
     offset: Whole = 0
 
 
-class RelativeBias(Config):
+class RelativeBiasConfig(Config):
     """A learned bias a head for each bucket of distances (T5)."""
 
     kind: Literal["relative_bias"] = "relative_bias"
@@ -129,21 +135,28 @@ class RelativeBias(Config):
     """One table for all layers, or one each."""
 
 
-class Alibi(Config):
+class AlibiConfig(Config):
     """A fixed slope a head on the distance (Press et al. 2022)."""
 
     kind: Literal["alibi"] = "alibi"
-    max_exponent: Positive = 8.0
+    alibi_bias_max: Positive = 8.0
 
 
-class NoPosition(Config):
+class NoPositionsConfig(Config):
     """No position signal at all."""
 
     kind: Literal["none"] = "none"
 
 
-Position = Annotated[
-    Rope | Learned | Sinusoidal | RelativeBias | Alibi | NoPosition,
+PositionConfig = Annotated[
+    RopeConfig
+    | LearnedPositionsConfig
+    | SinusoidalPositionsConfig
+    | RelativeBiasConfig
+    | AlibiConfig
+    | NoPositionsConfig,
     Field(discriminator="kind"),
 ]
-LayerPosition = Annotated[Rope | RelativeBias | Alibi | NoPosition, Field(discriminator="kind")]
+LayerPositionConfig = Annotated[
+    RopeConfig | RelativeBiasConfig | AlibiConfig | NoPositionsConfig, Field(discriminator="kind")
+]

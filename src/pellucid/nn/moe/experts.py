@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from pellucid.errors import ShapeError
 from pellucid.nn.ffn import activation as named
 from pellucid.nn.ffn import clamped_gate
 from pellucid.nn.moe.routing import Routing, tokens_of_each
@@ -21,18 +20,25 @@ from pellucid.shapes import Float, Tensor
 class Experts(nn.Module):
     """What all stacked experts share: pairs sorted by expert, one run of each, the weighted sum for each token.
 
-    ``weigh="input"`` multiplies what goes into an expert instead of what comes out (Llama 4).
+    ``apply_weight_on_input`` multiplies what goes into an expert instead of what comes out (Llama 4).
     """
 
-    def __init__(self, size: int, inner: int, *, experts: int, bias: bool, dropout: float, weigh: str) -> None:
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        *,
+        num_experts: int,
+        bias: bool,
+        dropout: float,
+        apply_weight_on_input: bool,
+    ) -> None:
         super().__init__()
-        if weigh not in ("input", "output"):
-            raise ShapeError(f"weigh is {weigh!r}; choose what the router's weights multiply: input or output")
-        self.weighs_input = weigh == "input"
-        self.up_proj = nn.Parameter(torch.empty(experts, inner, size))
-        self.up_bias = nn.Parameter(torch.empty(experts, inner)) if bias else None
-        self.down_proj = nn.Parameter(torch.empty(experts, size, inner))
-        self.down_bias = nn.Parameter(torch.empty(experts, size)) if bias else None
+        self.apply_weight_on_input = apply_weight_on_input
+        self.up_proj = nn.Parameter(torch.empty(num_experts, intermediate_size, hidden_size))
+        self.up_bias = nn.Parameter(torch.empty(num_experts, intermediate_size)) if bias else None
+        self.down_proj = nn.Parameter(torch.empty(num_experts, hidden_size, intermediate_size))
+        self.down_bias = nn.Parameter(torch.empty(num_experts, hidden_size)) if bias else None
         self.inner_dropout = nn.Dropout(dropout)
 
     @torch.no_grad()
@@ -55,7 +61,7 @@ class Experts(nn.Module):
     ) -> Float[Tensor, "C D"]:
         """``Σ_j weight_j · expert_j(x)`` for each token.
 
-        Tokens come in the order in which they claim places. Past ``capacity`` tokens an expert is full, and those
+        Tokens come in the order in which they claim coords. Past ``capacity`` tokens an expert is full, and those
         that come later get exactly 0 from it; no other expert's weight grows in its place.
         """
         if torch.compiler.is_compiling():  # how many tokens an expert has is data: run as it is, compiled around it
@@ -68,12 +74,12 @@ class Experts(nn.Module):
         held = [pairs[:capacity] for pairs in by_expert.split(tokens_of_each(routing, len(self.down_proj)).tolist())]
         pairs_P = torch.cat(held)
         x_PD = x_CD[pairs_P // choices]
-        if self.weighs_input:
+        if self.apply_weight_on_input:
             x_PD = (x_PD * routing.weights.flatten()[pairs_P, None]).to(x_CD.dtype)
         y_PD = self._run(x_PD, [len(pairs) for pairs in held])
         y_CJD = y_PD.new_zeros(count * choices, x_CD.shape[-1]).index_copy(0, pairs_P, y_PD)
         y_CJD = y_CJD.unflatten(0, (count, choices))
-        if not self.weighs_input:
+        if not self.apply_weight_on_input:
             y_CJD = y_CJD * routing.weights[..., None]
         return y_CJD.sum(1).to(x_CD.dtype)
 
@@ -84,8 +90,8 @@ class Experts(nn.Module):
         return torch.cat([x_PD[:0], *(self.expert(x, *weights) for x, weights in slices if len(x))])
 
     def extra_repr(self) -> str:
-        experts, size, inner = self.down_proj.shape
-        return f"{size}, {inner}, experts={experts}"
+        experts, size, intermediate_size = self.down_proj.shape
+        return f"{size}, {intermediate_size}, num_experts={experts}"
 
 
 class DenseExperts(Experts):
@@ -93,16 +99,23 @@ class DenseExperts(Experts):
 
     def __init__(
         self,
-        size: int,
-        inner: int,
+        hidden_size: int,
+        intermediate_size: int,
         *,
-        experts: int,
+        num_experts: int,
         activation: str,
         bias: bool = False,
         dropout: float = 0.0,
-        weigh: str = "output",
+        apply_weight_on_input: bool = False,
     ) -> None:
-        super().__init__(size, inner, experts=experts, bias=bias, dropout=dropout, weigh=weigh)
+        super().__init__(
+            hidden_size,
+            intermediate_size,
+            num_experts=num_experts,
+            bias=bias,
+            dropout=dropout,
+            apply_weight_on_input=apply_weight_on_input,
+        )
         self.activation = named(activation)
         self.reset_parameters()
 
@@ -118,10 +131,26 @@ class DenseExperts(Experts):
 class _Gates(Experts):
     """Experts of three matrices."""
 
-    def __init__(self, size: int, inner: int, *, experts: int, bias: bool, dropout: float, weigh: str) -> None:
-        super().__init__(size, inner, experts=experts, bias=bias, dropout=dropout, weigh=weigh)
-        self.gate_proj = nn.Parameter(torch.empty(experts, inner, size))
-        self.gate_bias = nn.Parameter(torch.empty(experts, inner)) if bias else None
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        *,
+        num_experts: int,
+        bias: bool,
+        dropout: float,
+        apply_weight_on_input: bool,
+    ) -> None:
+        super().__init__(
+            hidden_size,
+            intermediate_size,
+            num_experts=num_experts,
+            bias=bias,
+            dropout=dropout,
+            apply_weight_on_input=apply_weight_on_input,
+        )
+        self.gate_proj = nn.Parameter(torch.empty(num_experts, intermediate_size, hidden_size))
+        self.gate_bias = nn.Parameter(torch.empty(num_experts, intermediate_size)) if bias else None
         self.reset_parameters()
 
     def stacks(self) -> tuple[Tensor | None, ...]:
@@ -142,16 +171,23 @@ class GatedExperts(_Gates):
 
     def __init__(
         self,
-        size: int,
-        inner: int,
+        hidden_size: int,
+        intermediate_size: int,
         *,
-        experts: int,
+        num_experts: int,
         activation: str = "silu",
         bias: bool = False,
         dropout: float = 0.0,
-        weigh: str = "output",
+        apply_weight_on_input: bool = False,
     ) -> None:
-        super().__init__(size, inner, experts=experts, bias=bias, dropout=dropout, weigh=weigh)
+        super().__init__(
+            hidden_size,
+            intermediate_size,
+            num_experts=num_experts,
+            bias=bias,
+            dropout=dropout,
+            apply_weight_on_input=apply_weight_on_input,
+        )
         self.activation = named(activation)
 
     def gated(self, gate_PF: Tensor, up_PF: Tensor) -> Tensor:
@@ -163,17 +199,24 @@ class ClampedGatedExperts(_Gates):
 
     def __init__(
         self,
-        size: int,
-        inner: int,
+        hidden_size: int,
+        intermediate_size: int,
         *,
-        experts: int,
+        num_experts: int,
         limit: float = 7.0,
         alpha: float = 1.702,
         bias: bool = True,
         dropout: float = 0.0,
-        weigh: str = "output",
+        apply_weight_on_input: bool = False,
     ) -> None:
-        super().__init__(size, inner, experts=experts, bias=bias, dropout=dropout, weigh=weigh)
+        super().__init__(
+            hidden_size,
+            intermediate_size,
+            num_experts=num_experts,
+            bias=bias,
+            dropout=dropout,
+            apply_weight_on_input=apply_weight_on_input,
+        )
         self.limit = limit
         self.alpha = alpha
 
@@ -181,9 +224,9 @@ class ClampedGatedExperts(_Gates):
         return clamped_gate(gate_PF, up_PF, limit=self.limit, alpha=self.alpha)
 
 
-def _one_by_one(stack: Tensor | None, experts: int) -> Sequence[Tensor | None]:
+def _one_by_one(stack: Tensor | None, num_experts: int) -> Sequence[Tensor | None]:
     """A view of each expert's weight (one ``unbind``: its gradient is stacked once, not once for each expert)."""
-    return (None,) * experts if stack is None else stack.unbind(0)
+    return (None,) * num_experts if stack is None else stack.unbind(0)
 
 
 def _linear(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:

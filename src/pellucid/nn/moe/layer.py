@@ -17,7 +17,7 @@ from pellucid.visibility import Coordinates
 
 
 class MoE(nn.Module):
-    """Each real token through its ``top_k`` experts (Shazeer et al. 2017 eq. 1); padding is not routed and gives 0.
+    """Each real token through its ``num_experts_per_tok`` experts (Shazeer et al. 2017 eq. 1); padding is not routed and gives 0.
 
     Without a ``capacity`` nothing is ever dropped: what a token gets depends on no other token. With one, an expert
     takes at most that many tokens *in one call*, all rows together: earlier slots first, then lower rows, whatever
@@ -29,69 +29,74 @@ class MoE(nn.Module):
     """
 
     routes = True
-    """Blocks hand on where the tokens are, and the tally for the sums."""
+    """Blocks hand on where the tokens are, and the router_stats for the sums."""
 
-    def __init__(self, *, router: Router, experts: Experts, capacity: int | None = None) -> None:
+    def __init__(self, *, router: Router, experts: Experts, expert_capacity: int | None = None) -> None:
         super().__init__()
-        if router.experts != len(experts.down_proj):
+        if router.num_experts != len(experts.down_proj):
             raise ShapeError(
-                f"the router chooses among {router.experts} experts, but there are {len(experts.down_proj)}; "
+                f"the router chooses among {router.num_experts} experts, but there are {len(experts.down_proj)}; "
                 "make the numbers agree"
             )
-        if capacity is not None and capacity < 0:
-            raise ShapeError(f"capacity is {capacity}, but must be 0 or more; leave it out to drop nothing")
+        if expert_capacity is not None and expert_capacity < 0:
+            raise ShapeError(
+                f"expert_capacity is {expert_capacity}, but must be 0 or more; leave it out to drop nothing"
+            )
         self.router = router
         self.experts = experts
-        self.capacity = capacity
+        self.expert_capacity = expert_capacity
 
     def forward(
-        self, x_BTD: Float[Tensor, "B T D"], places: Coordinates | None = None, tally: RouterStatsSink | None = None
+        self,
+        x_BTD: Float[Tensor, "B T D"],
+        coords: Coordinates | None = None,
+        router_stats: RouterStatsSink | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """``places`` say which slots hold tokens (None: all); a ``tally`` is left the sums of this call."""
-        tokens_C = self._tokens(x_BTD, places)
+        """``coords`` say which slots hold tokens (None: all); a ``router_stats`` is left the sums of this call."""
+        tokens_C = self._tokens(x_BTD, coords)
         flat_XD = x_BTD.flatten(0, 1)
         x_CD = flat_XD if tokens_C is None else flat_XD[tokens_C]
         routing = self.router(x_CD)
-        if tally is not None:
-            tally.sums = self.sums(routing)
+        if router_stats is not None:
+            router_stats.sums = self.sums(routing)
         y_CD = self._mixed(x_CD, routing)
         y_XD = y_CD if tokens_C is None else torch.zeros_like(flat_XD).index_copy(0, tokens_C, y_CD)
         return y_XD.view_as(x_BTD)
 
-    def route(self, x_BTD: Float[Tensor, "B T D"], places: Coordinates | None = None) -> Routing:
+    def route(self, x_BTD: Float[Tensor, "B T D"], coords: Coordinates | None = None) -> Routing:
         """Where each real token would go; row by row without a capacity, slot by slot with one."""
-        tokens_C = self._tokens(x_BTD, places)
+        tokens_C = self._tokens(x_BTD, coords)
         flat_XD = x_BTD.flatten(0, 1)
         return self.router(flat_XD if tokens_C is None else flat_XD[tokens_C])
 
     def sums(self, routing: Routing) -> LoadBalanceStats:
         """How evenly ``routing`` spreads its tokens."""
-        tokens_E = tokens_of_each(routing, self.router.experts)
+        tokens_E = tokens_of_each(routing, self.router.num_experts)
         return LoadBalanceStats(
             tokens_E,
-            tokens_E.clamp(max=self.capacity) if self.capacity is not None else tokens_E,
+            tokens_E.clamp(max=self.expert_capacity) if self.expert_capacity is not None else tokens_E,
             self.router.probabilities(routing.logits).sum(0),
             tokens_E.new_tensor(len(routing.logits)),
         )
 
     def _mixed(self, x_CD: Tensor, routing: Routing) -> Tensor:
-        return self.experts(x_CD, routing, self.capacity)
+        return self.experts(x_CD, routing, self.expert_capacity)
 
-    def _tokens(self, x_BTD: Tensor, places: Coordinates | None) -> Int[Tensor, "C"] | None:
-        """Flat slots of the real tokens in the order in which they claim places; None: all of them as they lie."""
-        if places is not None and places.shape != x_BTD.shape[:2]:
+    def _tokens(self, x_BTD: Tensor, coords: Coordinates | None) -> Int[Tensor, "C"] | None:
+        """Flat slots of the real tokens in the order in which they claim coords; None: all of them as they lie."""
+        if coords is not None and coords.shape != x_BTD.shape[:2]:
             raise ShapeError(
-                f"the coordinates are {places.shape}, but the tensor has {tuple(x_BTD.shape[:2])}; give those of its "
+                f"the coordinates are {coords.shape}, but the tensor has {tuple(x_BTD.shape[:2])}; give those of its "
                 "own tokens"
             )
-        if self.capacity is None and (places is None or _unpadded(places)):
+        if self.expert_capacity is None and (coords is None or _unpadded(coords)):
             return None
-        if places is None:
+        if coords is None:
             return by_slot(x_BTD.new_ones(x_BTD.shape[:2], dtype=torch.bool))
-        return places.cached("tokens by slot", lambda: by_slot(places.real))
+        return coords.cached("tokens by slot", lambda: by_slot(coords.real))
 
     def extra_repr(self) -> str:
-        return "dropless" if self.capacity is None else f"capacity={self.capacity}"
+        return "dropless" if self.expert_capacity is None else f"expert_capacity={self.expert_capacity}"
 
 
 class SharedMoE(MoE):
@@ -101,8 +106,10 @@ class SharedMoE(MoE):
     tokens keep it.
     """
 
-    def __init__(self, *, router: Router, experts: Experts, shared: nn.Module, capacity: int | None = None) -> None:
-        super().__init__(router=router, experts=experts, capacity=capacity)
+    def __init__(
+        self, *, router: Router, experts: Experts, shared: nn.Module, expert_capacity: int | None = None
+    ) -> None:
+        super().__init__(router=router, experts=experts, expert_capacity=expert_capacity)
         self.shared = shared
 
     def _mixed(self, x_CD: Tensor, routing: Routing) -> Tensor:
@@ -112,9 +119,9 @@ class SharedMoE(MoE):
 class GatedSharedExpert(nn.Module):
     """``σ(w · x) · ffn(x)``: a shared expert that each token opens as far as it needs (Qwen2-MoE)."""
 
-    def __init__(self, size: int, ffn: nn.Module) -> None:
+    def __init__(self, hidden_size: int, ffn: nn.Module) -> None:
         super().__init__()
-        self.gate = nn.Linear(size, 1, bias=False)
+        self.gate = nn.Linear(hidden_size, 1, bias=False)
         self.ffn = ffn
 
     def forward(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
@@ -127,6 +134,6 @@ def by_slot(real_BT: Tensor) -> Int[Tensor, "C"]:
     return row_C * real_BT.shape[1] + slot_C
 
 
-def _unpadded(places: Coordinates) -> bool:
-    rows, slots = places.shape
-    return places.layout is not None and places.layout.tokens == rows * slots
+def _unpadded(coords: Coordinates) -> bool:
+    rows, slots = coords.shape
+    return coords.layout is not None and coords.layout.tokens == rows * slots

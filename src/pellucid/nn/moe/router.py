@@ -26,26 +26,28 @@ class ExpertGroups(nn.Module):
     DeepSeek-V3 §2.1.2).
     """
 
-    def __init__(self, count: int, *, keep: int, score: Literal["max", "top2"]) -> None:
+    def __init__(self, n_group: int, *, topk_group: int, score: Literal["max", "top2"]) -> None:
         super().__init__()
-        if not 1 <= keep <= count:
-            raise ShapeError(f"{keep} of {count} expert groups cannot be kept; choose keep from 1 to {count}")
+        if not 1 <= topk_group <= n_group:
+            raise ShapeError(
+                f"{topk_group} of {n_group} expert groups cannot be kept; choose topk_group from 1 to {n_group}"
+            )
         if score not in ("max", "top2"):
             raise ShapeError(f"a group's score is {score!r}; choose max or top2")
-        self.count, self.keep, self.best = count, keep, {"max": 1, "top2": 2}[score]
+        self.n_group, self.topk_group, self.scores_per_group = n_group, topk_group, {"max": 1, "top2": 2}[score]
 
     def forward(self, scores_CE: Float[Tensor, "C E"]) -> Float[Tensor, "C E"]:
         """The scores, −inf outside the kept groups."""
-        grouped = scores_CE.unflatten(-1, (self.count, -1))
-        worth = grouped.topk(self.best, -1).values.sum(-1)
-        kept = torch.zeros_like(worth, dtype=torch.bool).scatter(-1, best(worth, self.keep), True)
+        grouped = scores_CE.unflatten(-1, (self.n_group, -1))
+        worth = grouped.topk(self.scores_per_group, -1).values.sum(-1)
+        kept = torch.zeros_like(worth, dtype=torch.bool).scatter(-1, stable_topk(worth, self.topk_group), True)
         return grouped.masked_fill(~kept[..., None], -torch.inf).flatten(-2)
 
     def extra_repr(self) -> str:
-        return f"{self.count}, keep={self.keep}, score={'top2' if self.best == 2 else 'max'}"
+        return f"{self.n_group}, topk_group={self.topk_group}, score={'top2' if self.scores_per_group == 2 else 'max'}"
 
 
-def best(scores_CE: Float[Tensor, "C E"], count: int) -> Int[Tensor, "C J"]:
+def stable_topk(scores_CE: Float[Tensor, "C E"], count: int) -> Int[Tensor, "C J"]:
     """The indices of the ``count`` highest scores, best first; of equal ones the lower (topk leaves that open)."""
     return torch.sort(scores_CE, dim=-1, descending=True, stable=True).indices[..., :count]
 
@@ -53,18 +55,20 @@ def best(scores_CE: Float[Tensor, "C E"], count: int) -> Int[Tensor, "C J"]:
 class Router(nn.Module):
     """The part that all routers share: logits ``W x (+ b)`` in float32, and how many experts a token gets."""
 
-    def __init__(self, size: int, *, experts: int, top_k: int, bias: bool, groups: ExpertGroups | None) -> None:
+    def __init__(
+        self, hidden_size: int, *, num_experts: int, num_experts_per_tok: int, bias: bool, groups: ExpertGroups | None
+    ) -> None:
         super().__init__()
-        _check(experts, top_k, groups)
+        _check(num_experts, num_experts_per_tok, groups)
         wide = torch.promote_types(torch.get_default_dtype(), torch.float32)
-        self.top_k = top_k
-        self.weight = nn.Parameter(torch.empty(experts, size, dtype=wide))
-        self.bias = nn.Parameter(torch.empty(experts, dtype=wide)) if bias else None
+        self.num_experts_per_tok = num_experts_per_tok
+        self.weight = nn.Parameter(torch.empty(num_experts, hidden_size, dtype=wide))
+        self.bias = nn.Parameter(torch.empty(num_experts, dtype=wide)) if bias else None
         self.groups: nn.Module = nn.Identity() if groups is None else groups
         self.reset_parameters()
 
     @property
-    def experts(self) -> int:
+    def num_experts(self) -> int:
         """How many there are to choose from."""
         return len(self.weight)
 
@@ -98,7 +102,9 @@ class Router(nn.Module):
         return super()._apply(wide, recurse)  # type: ignore[no-untyped-call]
 
     def extra_repr(self) -> str:
-        return f"{self.weight.shape[-1]}, experts={self.experts}, top_k={self.top_k}"
+        return (
+            f"{self.weight.shape[-1]}, num_experts={self.num_experts}, num_experts_per_tok={self.num_experts_per_tok}"
+        )
 
 
 class ScoreRouter(Router):
@@ -106,85 +112,89 @@ class ScoreRouter(Router):
 
     def __init__(
         self,
-        size: int,
+        hidden_size: int,
         *,
-        experts: int,
-        top_k: int,
-        renormalise: bool,
-        scale: float = 1.0,
+        num_experts: int,
+        num_experts_per_tok: int,
+        norm_topk_prob: bool,
+        routed_scaling_factor: float = 1.0,
         bias: bool = False,
         groups: ExpertGroups | None = None,
     ) -> None:
-        super().__init__(size, experts=experts, top_k=top_k, bias=bias, groups=groups)
-        self.renormalise = renormalise
-        self.scale = scale
+        super().__init__(
+            hidden_size, num_experts=num_experts, num_experts_per_tok=num_experts_per_tok, bias=bias, groups=groups
+        )
+        self.norm_topk_prob = norm_topk_prob
+        self.routed_scaling_factor = routed_scaling_factor
 
     def weighed(self, scores_CE: Tensor, chosen_CJ: Tensor) -> Float[Tensor, "C J"]:
         """The weights of the chosen experts."""
         scores_CJ = scores_CE.gather(-1, chosen_CJ)
-        if self.renormalise:
+        if self.norm_topk_prob:
             scores_CJ = scores_CJ / (scores_CJ.sum(-1, keepdim=True) + 1e-20)
-        return scores_CJ * self.scale
+        return scores_CJ * self.routed_scaling_factor
 
 
 class SoftmaxRouter(ScoreRouter):
-    """Softmax over all experts, then the ``top_k`` best (Fedus et al. 2021 eq. 2; Mixtral, Qwen, DeepSeek-V2).
+    """Softmax over all experts, then the ``num_experts_per_tok`` best (Fedus et al. 2021 eq. 2; Mixtral, Qwen, DeepSeek-V2).
 
-    ``renormalise`` divides their weights by their sum; ``scale`` multiplies them after that.
+    ``norm_topk_prob`` divides their weights by their sum; ``scale`` multiplies them after that.
     """
 
     def forward(self, x_CD: Float[Tensor, "C D"]) -> Routing:
         logits_CE = self.logits(x_CD)
         scores_CE = logits_CE.softmax(-1)
-        chosen_CJ = best(self.groups(scores_CE), self.top_k)
+        chosen_CJ = stable_topk(self.groups(scores_CE), self.num_experts_per_tok)
         return Routing(chosen_CJ, self.weighed(scores_CE, chosen_CJ), logits_CE)
 
 
 class TopKSoftmaxRouter(Router):
-    """The ``top_k`` best logits, then softmax over those (Shazeer et al. 2017 eq. 3; gpt-oss); the sum is ``scale``."""
+    """The ``num_experts_per_tok`` best logits, then softmax over those (Shazeer et al. 2017 eq. 3; gpt-oss); the sum is ``scale``."""
 
     def __init__(
         self,
-        size: int,
+        hidden_size: int,
         *,
-        experts: int,
-        top_k: int,
-        scale: float = 1.0,
+        num_experts: int,
+        num_experts_per_tok: int,
+        routed_scaling_factor: float = 1.0,
         bias: bool = False,
         groups: ExpertGroups | None = None,
     ) -> None:
-        super().__init__(size, experts=experts, top_k=top_k, bias=bias, groups=groups)
-        self.scale = scale
+        super().__init__(
+            hidden_size, num_experts=num_experts, num_experts_per_tok=num_experts_per_tok, bias=bias, groups=groups
+        )
+        self.routed_scaling_factor = routed_scaling_factor
 
     def forward(self, x_CD: Float[Tensor, "C D"]) -> Routing:
         logits_CE = self.logits(x_CD)
-        chosen_CJ = best(self.groups(logits_CE), self.top_k)
-        return Routing(chosen_CJ, logits_CE.gather(-1, chosen_CJ).softmax(-1) * self.scale, logits_CE)
+        chosen_CJ = stable_topk(self.groups(logits_CE), self.num_experts_per_tok)
+        return Routing(chosen_CJ, logits_CE.gather(-1, chosen_CJ).softmax(-1) * self.routed_scaling_factor, logits_CE)
 
 
 class SigmoidRouter(ScoreRouter):
     """Each expert scored by itself with a sigmoid (DeepSeek-V3 §2.1.2 eq. 13–16). Takes what SoftmaxRouter takes.
 
-    ``choice_bias`` (a float32 buffer, 0 at first) is added to the scores to choose by, never to the weights;
-    :meth:`rebalance` moves it, gradients do not. Groups are chosen by the biased scores too.
+    ``expert_bias`` (a float32 buffer, 0 at first) is added to the scores to choose by, never to the weights;
+    :meth:`update_expert_bias` moves it, gradients do not. Groups are chosen by the biased scores too.
     """
 
-    choice_bias: Tensor
+    expert_bias: Tensor
 
-    def __init__(self, size: int, *, experts: int, **how: Any) -> None:
-        super().__init__(size, experts=experts, **how)
-        self.register_buffer("choice_bias", torch.zeros(experts, dtype=self.weight.dtype))
+    def __init__(self, hidden_size: int, *, num_experts: int, **how: Any) -> None:
+        super().__init__(hidden_size, num_experts=num_experts, **how)
+        self.register_buffer("expert_bias", torch.zeros(num_experts, dtype=self.weight.dtype))
 
     def reset_parameters(self) -> None:
         """As other routers, and no preference among experts."""
         super().reset_parameters()
-        if "choice_bias" in self._buffers:
-            nn.init.zeros_(self.choice_bias)
+        if "expert_bias" in self._buffers:
+            nn.init.zeros_(self.expert_bias)
 
     def forward(self, x_CD: Float[Tensor, "C D"]) -> Routing:
         logits_CE = self.logits(x_CD)
         scores_CE = logits_CE.sigmoid()
-        chosen_CJ = best(self.groups(scores_CE + self.choice_bias), self.top_k)
+        chosen_CJ = stable_topk(self.groups(scores_CE + self.expert_bias), self.num_experts_per_tok)
         return Routing(chosen_CJ, self.weighed(scores_CE, chosen_CJ), logits_CE)
 
     def probabilities(self, logits_CE: Float[Tensor, "C E"]) -> Float[Tensor, "C E"]:
@@ -193,23 +203,27 @@ class SigmoidRouter(ScoreRouter):
         return scores_CE / (scores_CE.sum(-1, keepdim=True) + 1e-20)
 
     @torch.no_grad()
-    def rebalance(self, tokens_E: Int[Tensor, "E"], rate: float) -> None:
+    def update_expert_bias(self, tokens_E: Int[Tensor, "E"], rate: float) -> None:
         """Raise the choice bias below the mean load by ``rate``, lower it above (Wang et al. 2024 alg. 1)."""
-        load_E = tokens_E.to(self.choice_bias.dtype)
-        self.choice_bias += rate * (load_E.mean() - load_E).sign()
+        load_E = tokens_E.to(self.expert_bias.dtype)
+        self.expert_bias += rate * (load_E.mean() - load_E).sign()
 
 
-def _check(experts: int, top_k: int, groups: ExpertGroups | None) -> None:
-    if not 1 <= top_k <= experts:
-        raise ShapeError(f"a token cannot go to {top_k} of {experts} experts; choose top_k from 1 to {experts}")
+def _check(num_experts: int, num_experts_per_tok: int, groups: ExpertGroups | None) -> None:
+    if not 1 <= num_experts_per_tok <= num_experts:
+        raise ShapeError(
+            f"a token cannot go to {num_experts_per_tok} of {num_experts} experts; choose num_experts_per_tok from 1 to {num_experts}"
+        )
     if groups is None:
         return
-    if experts % groups.count:
-        raise ShapeError(f"{experts} experts do not make {groups.count} equal groups; make experts a multiple of it")
-    size = experts // groups.count
-    if size < groups.best:
-        raise ShapeError(f"score 'top2' adds up two experts, but a group has {size}; use fewer groups or score='max'")
-    if top_k > groups.keep * size:
+    if num_experts % groups.n_group:
         raise ShapeError(
-            f"top_k is {top_k}, but {groups.keep} groups of {size} experts hold only {groups.keep * size}; keep more"
+            f"{num_experts} experts do not make {groups.n_group} equal groups; make num_experts a multiple of it"
+        )
+    size = num_experts // groups.n_group
+    if size < groups.scores_per_group:
+        raise ShapeError(f"score 'top2' adds up two experts, but a group has {size}; use fewer groups or score='max'")
+    if num_experts_per_tok > groups.topk_group * size:
+        raise ShapeError(
+            f"num_experts_per_tok is {num_experts_per_tok}, but {groups.topk_group} groups of {size} experts hold only {groups.topk_group * size}; keep more"
         )

@@ -54,10 +54,10 @@ class LoadBalanceStats(NamedTuple):
         return self.loss().mean()
 
 
-def tokens_of_each(routing: Routing, experts: int) -> Int[Tensor, "E"]:
+def tokens_of_each(routing: Routing, num_experts: int) -> Int[Tensor, "E"]:
     """How many tokens chose each expert (a count of shape [E] whatever the data, which bincount is not)."""
     flat = routing.experts.flatten()
-    return flat.new_zeros(experts).scatter_add(0, flat, torch.ones_like(flat))
+    return flat.new_zeros(num_experts).scatter_add(0, flat, torch.ones_like(flat))
 
 
 class RouterStatsSink:

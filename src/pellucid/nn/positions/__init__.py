@@ -13,23 +13,31 @@ from pellucid.nn.positions.absolute import LearnedPositions, NoPositions, Sinuso
 from pellucid.nn.positions.biases import Alibi, RelativeBias
 from pellucid.nn.positions.frequencies import document_lengths, frequencies
 from pellucid.nn.positions.rotary import Rotary
-from pellucid.nn.positions.scaling import DynamicNTK, Linear, Llama3, LongRope, Proportional, Scaling, Yarn
+from pellucid.nn.positions.scaling import (
+    DynamicNTKScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    PartialScaling,
+    RopeScaling,
+    YarnScaling,
+)
 
 __all__ = [
     "Alibi",
-    "DynamicNTK",
+    "DynamicNTKScaling",
     "LearnedPositions",
-    "Linear",
-    "Llama3",
-    "LongRope",
+    "LinearScaling",
+    "Llama3Scaling",
+    "LongRopeScaling",
     "NoPositions",
-    "Proportional",
+    "PartialScaling",
     "RelativeBias",
+    "RopeScaling",
     "Rotary",
-    "Scaling",
     "SinusoidalPositions",
     "TokenTypeEmbedding",
-    "Yarn",
+    "YarnScaling",
     "document_lengths",
     "frequencies",
 ]

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from pellucid.errors import InputError, LengthError, ShapeError
-from pellucid.nn.embedding import drawn
+from pellucid.nn.embedding import init_table
 from pellucid.nn.positions.frequencies import frequencies, host_layout, refuse_misplaced
 from pellucid.shapes import Float, Int, Tensor
 from pellucid.visibility import Coordinates
@@ -21,13 +21,15 @@ class LearnedPositions(nn.Module):
     (2 in BART's and OPT's checkpoints, the padding id plus one in RoBERTa's).
     """
 
-    def __init__(self, length: int, size: int, *, offset: int = 0) -> None:
+    def __init__(self, max_position_embeddings: int, hidden_size: int, *, offset: int = 0) -> None:
         super().__init__()
         if offset < 0:
-            raise ShapeError(f"offset is {offset}, but a table can have 0 or more rows in front of its {length}")
-        self.length = length
+            raise ShapeError(
+                f"offset is {offset}, but a table can have 0 or more rows in front of its {max_position_embeddings}"
+            )
+        self.max_position_embeddings = max_position_embeddings
         self.offset = offset
-        self.weight = nn.Parameter(drawn(length + offset, size))
+        self.weight = nn.Parameter(init_table(max_position_embeddings + offset, hidden_size))
 
     def forward(self, x_BTD: Float[Tensor, "B T D"], coordinates: Coordinates) -> Float[Tensor, "B T D"]:
         """``x`` plus the vectors of its positions.
@@ -38,18 +40,20 @@ class LearnedPositions(nn.Module):
         """
         refuse_misplaced(x_BTD, coordinates)
         first, last = _range(coordinates)
-        if last >= self.length:
+        if last >= self.max_position_embeddings:
             raise LengthError(
-                f"position {last} is past the table of {self.length} learned positions; "
-                f"shorten the sequence to {self.length} tokens"
+                f"position {last} is past the table of {self.max_position_embeddings} learned positions; "
+                f"shorten the sequence to {self.max_position_embeddings} tokens"
             )
         if first < 0:
-            raise LengthError(f"position {first} is before the first of {self.length} learned positions; count from 0")
+            raise LengthError(
+                f"position {first} is before the first of {self.max_position_embeddings} learned positions; count from 0"
+            )
         real_positions = torch.where(coordinates.real, coordinates.positions, 0)
         return x_BTD + nn.functional.embedding(real_positions + self.offset, self.weight).to(x_BTD.dtype)
 
     def extra_repr(self) -> str:
-        return f"{self.length}, {self.weight.shape[1]}, offset={self.offset}"
+        return f"{self.max_position_embeddings}, {self.weight.shape[1]}, offset={self.offset}"
 
 
 def _range(coordinates: Coordinates) -> tuple[int, int]:
@@ -72,14 +76,14 @@ class SinusoidalPositions(nn.Module):
 
     def __init__(
         self,
-        size: int,
+        hidden_size: int,
         *,
         base: float = 10000.0,
         layout: Literal["interleaved", "half", "tensor2tensor"] = "interleaved",
         offset: int = 0,
     ) -> None:
         super().__init__()
-        self.size = size
+        self.hidden_size = hidden_size
         self.base = base
         self.layout = layout
         self.offset = offset
@@ -88,13 +92,13 @@ class SinusoidalPositions(nn.Module):
         """The vectors of these positions, in float64."""
         positions_BT1 = (coordinates.positions + self.offset)[:, :, None]
         if self.layout == "tensor2tensor":
-            pairs = torch.arange(self.size // 2, dtype=torch.float64, device=positions_BT1.device)
+            pairs = torch.arange(self.hidden_size // 2, dtype=torch.float64, device=positions_BT1.device)
             angles = positions_BT1 * self.base ** (-pairs / max(len(pairs) - 1, 1))
-            return nn.functional.pad(torch.cat([angles.sin(), angles.cos()], -1), (0, self.size % 2))
-        angles = positions_BT1 * frequencies(self.size, self.base, positions_BT1.device)
+            return nn.functional.pad(torch.cat([angles.sin(), angles.cos()], -1), (0, self.hidden_size % 2))
+        angles = positions_BT1 * frequencies(self.hidden_size, self.base, positions_BT1.device)
         if self.layout == "half":
-            return torch.cat([angles.sin(), angles[..., : self.size // 2].cos()], -1)
-        return torch.stack([angles.sin(), angles.cos()], -1).flatten(-2)[..., : self.size]
+            return torch.cat([angles.sin(), angles[..., : self.hidden_size // 2].cos()], -1)
+        return torch.stack([angles.sin(), angles.cos()], -1).flatten(-2)[..., : self.hidden_size]
 
     def forward(self, x_BTD: Float[Tensor, "B T D"], coordinates: Coordinates) -> Float[Tensor, "B T D"]:
         """``x`` plus the vectors of its positions.
@@ -106,7 +110,7 @@ class SinusoidalPositions(nn.Module):
         return x_BTD + self.table(coordinates).to(x_BTD.dtype)
 
     def extra_repr(self) -> str:
-        return f"size={self.size}, base={self.base}, layout={self.layout!r}, offset={self.offset}"
+        return f"size={self.hidden_size}, base={self.base}, layout={self.layout!r}, offset={self.offset}"
 
 
 class NoPositions(nn.Module):
@@ -123,8 +127,8 @@ class TokenTypeEmbedding(nn.Embedding):
     ``types`` vectors; ``types_BT`` left out is type 0 everywhere.
     """
 
-    def __init__(self, types: int, size: int) -> None:
-        super().__init__(types, size, _weight=drawn(types, size))
+    def __init__(self, type_vocab_size: int, hidden_size: int) -> None:
+        super().__init__(type_vocab_size, hidden_size, _weight=init_table(type_vocab_size, hidden_size))
 
     def forward(  # type: ignore[override]
         self, x_BTD: Float[Tensor, "B T D"], types_BT: Int[Tensor, "B T"] | None, coordinates: Coordinates

@@ -22,25 +22,27 @@ class RelativeBias(nn.Embedding):
     """One learned number a head for each bucket of distances (T5; Raffel et al. 2020 §2.1, mesh_tensorflow's code).
 
     Half of the buckets hold one distance each; the others grow with its logarithm up to ``max_distance``, from where
-    on all share the last. ``causal=True``: all buckets look back, and keys ahead share the bucket of distance 0.
-    ``causal=False``: the second half of the buckets is for keys ahead. ``weight`` is ``[buckets, heads]``.
+    on all share the last. ``bidirectional`` keeps the second half of the buckets for keys ahead; without it all buckets look back, and
+    keys ahead share the bucket of distance 0. ``weight`` is ``[num_buckets, num_heads]``.
 
     The buckets are made once for a pair of coordinates; the bias is part of the graph and kept nowhere. Layers that
     share a table share the *result*: call this once a forward and hand it to each ``attend(…, bias=bias)``.
     """
 
-    def __init__(self, heads: int, *, causal: bool, buckets: int = 32, max_distance: int = 128) -> None:
-        one_way = buckets if causal else buckets // 2
-        if one_way < 2 or (not causal and buckets % 2):
-            need = "2 or more" if causal else "an even number of 4 or more"
-            raise ShapeError(f"buckets is {buckets}, but {'causal' if causal else 'two-way'} biases need {need}")
+    def __init__(self, num_heads: int, *, bidirectional: bool, num_buckets: int = 32, max_distance: int = 128) -> None:
+        one_way = num_buckets // 2 if bidirectional else num_buckets
+        if one_way < 2 or (bidirectional and num_buckets % 2):
+            need = "an even number of 4 or more" if bidirectional else "2 or more"
+            raise ShapeError(
+                f"num_buckets is {num_buckets}, but {'bidirectional' if bidirectional else 'one-way'} biases need {need}"
+            )
         if max_distance <= one_way // 2:
             raise ShapeError(
                 f"max_distance is {max_distance}, but the first {one_way // 2} distances have buckets of their own; "
                 f"make it above {one_way // 2}"
             )
-        super().__init__(buckets, heads, _weight=torch.zeros(buckets, heads))
-        self.causal = causal
+        super().__init__(num_buckets, num_heads, _weight=torch.zeros(num_buckets, num_heads))
+        self.bidirectional = bidirectional
         self.max_distance = max_distance
         self.single = one_way // 2
         self.bounds = _bounds(self.single, one_way - self.single, max_distance)
@@ -54,21 +56,21 @@ class RelativeBias(nn.Embedding):
 
     def buckets(self, queries: Coordinates, keys: Coordinates) -> Int[Tensor, "b T S"]:
         """The row of the table that each pair reads."""
-        key = ("buckets", self.causal, self.num_embeddings, self.max_distance)
+        key = ("buckets", self.bidirectional, self.num_embeddings, self.max_distance)
         return _once(queries, keys, key, lambda: self._bucket(_distances(queries, keys)))
 
     def _bucket(self, ahead_bTS: Tensor) -> Tensor:
-        distance = (-ahead_bTS).clamp(min=0) if self.causal else ahead_bTS.abs()
+        distance = ahead_bTS.abs() if self.bidirectional else (-ahead_bTS).clamp(min=0)
         bounds = torch.tensor(self.bounds, dtype=distance.dtype, device=distance.device)
         grown = self.single + torch.bucketize(distance, bounds, right=True)
         bucket = torch.where(distance < self.single, distance, grown)
-        if not self.causal:
+        if self.bidirectional:
             bucket = bucket + (ahead_bTS > 0) * (self.num_embeddings // 2)
         return bucket.int()
 
     def extra_repr(self) -> str:
         return (
-            f"heads={self.embedding_dim}, causal={self.causal}, buckets={self.num_embeddings}, "
+            f"num_heads={self.embedding_dim}, bidirectional={self.bidirectional}, num_buckets={self.num_embeddings}, "
             f"max_distance={self.max_distance}"
         )
 
@@ -90,20 +92,20 @@ class Alibi(nn.Module):
     """``−slope · |i − j|`` for query i and key j, one fixed slope a head (ALiBi; Press et al. 2022 §3).
 
     Among the keys that a causal query sees this is the paper's ``slope · (j − i)``; without causality it is the same
-    on both sides. For n a power of two the slopes are ``2 ** (−max_exponent · h / n)``, h = 1 … n; for other n those of
+    on both sides. For n a power of two the slopes are ``2 ** (−alibi_bias_max · h / n)``, h = 1 … n; for other n those of
     the power below, followed by every second one of the power above (the paper's code, ``get_slopes``). They are not
     trained.
     """
 
-    def __init__(self, heads: int, *, max_exponent: float = 8.0) -> None:
+    def __init__(self, num_heads: int, *, alibi_bias_max: float = 8.0) -> None:
         super().__init__()
-        if heads < 1:
-            raise ShapeError(f"heads is {heads}, but a slope is for one head or more")
-        if not max_exponent > 0:
-            raise InputError(f"max_exponent is {max_exponent}, but must be above 0; the paper's is 8")
-        self.heads = heads
-        self.max_exponent = max_exponent
-        self.slopes = _slopes(heads, max_exponent)
+        if num_heads < 1:
+            raise ShapeError(f"num_heads is {num_heads}, but a slope is for one head or more")
+        if not alibi_bias_max > 0:
+            raise InputError(f"alibi_bias_max is {alibi_bias_max}, but must be above 0; the paper's is 8")
+        self.num_heads = num_heads
+        self.alibi_bias_max = alibi_bias_max
+        self.slopes = _slopes(num_heads, alibi_bias_max)
 
     def forward(
         self, queries: Coordinates, keys: Coordinates, dtype: torch.dtype | None = None
@@ -120,13 +122,13 @@ class Alibi(nn.Module):
         return (slopes_N11 * (-ahead_bTS.abs())[:, None].to(exact)).to(dtype)
 
     def extra_repr(self) -> str:
-        return f"heads={self.heads}, max_exponent={self.max_exponent}"
+        return f"num_heads={self.num_heads}, alibi_bias_max={self.alibi_bias_max}"
 
 
-def _slopes(heads: int, most: float) -> tuple[float, ...]:
-    power = 1 << (heads.bit_length() - 1)
+def _slopes(num_heads: int, most: float) -> tuple[float, ...]:
+    power = 1 << (num_heads.bit_length() - 1)
     slopes = [2.0 ** (-most * h / power) for h in range(1, power + 1)]
-    between = [2.0 ** (-most * (h - 0.5) / power) for h in range(1, heads - power + 1)]
+    between = [2.0 ** (-most * (h - 0.5) / power) for h in range(1, num_heads - power + 1)]
     return tuple(slopes + between)
 
 

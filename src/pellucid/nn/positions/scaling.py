@@ -1,7 +1,7 @@
 """How rotary frequencies are stretched, so that a model reads text longer than it was trained on.
 
 Each kind is a frozen value with three faces: ``frequencies`` (radians a position, float64), ``multiplier`` (what
-cosines and sines are multiplied by), and ``crosses`` (whether a document that grows from one length to another
+cosines and sines are multiplied by), and ``changes_angles`` (whether a document that grows from one length to another
 changes its frequencies, so that keys turned before must not be mixed with queries turned after).
 """
 
@@ -20,7 +20,7 @@ from pellucid.visibility import Coordinates
 
 
 @dataclass(frozen=True)
-class Scaling:
+class RopeScaling:
     """Nothing is stretched; the others derive from this."""
 
     def check(self, size: int, base: float) -> None:
@@ -34,7 +34,7 @@ class Scaling:
         """What cosines and sines are multiplied by."""
         return 1.0
 
-    def crosses(self, before: int, after: int) -> bool:
+    def changes_angles(self, before: int, after: int) -> bool:
         """Whether documents of these two lengths (in tokens) are turned by different angles.
 
         Ask before a cache goes on from ``before`` tokens to ``after``, or is cropped to ``after``: where this is true
@@ -49,11 +49,11 @@ class Scaling:
     @property
     def by_length(self) -> bool:
         """Whether the angles depend on how long a document is."""
-        return type(self).table is not Scaling.table
+        return type(self).table is not RopeScaling.table
 
 
 @dataclass(frozen=True)
-class Linear(Scaling):
+class LinearScaling(RopeScaling):
     """Positions divided by ``factor`` (position interpolation; Chen et al. 2023 §2.3)."""
 
     factor: float
@@ -66,23 +66,27 @@ class Linear(Scaling):
 
 
 @dataclass(frozen=True)
-class Proportional(Scaling):
-    """Only the first ``share`` of all pairs turn, each as if all did; the others keep frequency 0 (Gemma 4).
+class PartialScaling(RopeScaling):
+    """Only the first ``partial_rotary_factor`` of all pairs turn, each as if all did; the others keep frequency 0 (Gemma 4).
 
     Unlike a partial :class:`~pellucid.nn.positions.Rotary`, partners are those of the whole head, and so are exponents.
     """
 
-    share: float
+    partial_rotary_factor: float
     factor: float = 1.0
 
     def __post_init__(self) -> None:
         _need_positive("factor", self.factor)
-        if not 0 < self.share <= 1:
-            raise InputError(f"share is {self.share}, but a part above 0 and up to 1 of the pairs can turn")
+        if not 0 < self.partial_rotary_factor <= 1:
+            raise InputError(
+                f"partial_rotary_factor is {self.partial_rotary_factor}, but a part above 0 and up to 1 of the pairs can turn"
+            )
 
     def check(self, size: int, base: float) -> None:
         if not self._turning(size):
-            raise ShapeError(f"share is {self.share}, but of {size // 2} pairs none would turn; make it larger")
+            raise ShapeError(
+                f"partial_rotary_factor is {self.partial_rotary_factor}, but of {size // 2} pairs none would turn; make it larger"
+            )
 
     def frequencies(self, size: int, base: float, coordinates: Coordinates) -> Float[Tensor, "pairs"]:
         every = frequencies(size, base, coordinates.positions.device)
@@ -90,66 +94,71 @@ class Proportional(Scaling):
         return torch.where(turning, every / self.factor, 0.0)
 
     def _turning(self, size: int) -> int:
-        return int(self.share * size // 2)
+        return int(self.partial_rotary_factor * size // 2)
 
 
 @dataclass(frozen=True)
-class DynamicNTK(Scaling):
-    """A base that grows with the document past ``original_length``: slow pairs stretch most, the fastest not at all.
+class DynamicNTKScaling(RopeScaling):
+    """A base that grows with the document past ``original_max_position_embeddings``: slow pairs stretch most, the fastest not at all.
 
     ``base · (factor · length / original − (factor − 1)) ** (size / (size − 2))`` (bloc97 and emozilla 2023, described
     in Peng et al. 2023 §3.3). The base changes with every token past the original length, so a cache ends there.
     """
 
     factor: float
-    original_length: int
+    original_max_position_embeddings: int
 
     def __post_init__(self) -> None:
         _need_positive("factor", self.factor)
-        _need_length(self.original_length)
+        _need_length(self.original_max_position_embeddings)
 
     def check(self, size: int, base: float) -> None:
         if size < 4:
             raise ShapeError(f"dynamic NTK divides by size - 2, but {size} features are turned; turn 4 or more")
 
     def frequencies(self, size: int, base: float, coordinates: Coordinates) -> Float[Tensor, "B T pairs"]:
-        lengths_BT1 = document_lengths(coordinates)[:, :, None].clamp(min=self.original_length).double()
-        growth_BT1 = self.factor * lengths_BT1 / self.original_length - (self.factor - 1)
+        lengths_BT1 = (
+            document_lengths(coordinates)[:, :, None].clamp(min=self.original_max_position_embeddings).double()
+        )
+        growth_BT1 = self.factor * lengths_BT1 / self.original_max_position_embeddings - (self.factor - 1)
         # base ** (-2i / size) with the grown base, by powers of each factor
         shares = 2 * torch.arange((size + 1) // 2, dtype=torch.float64, device=lengths_BT1.device) / (size - 2)
         return frequencies(size, base, lengths_BT1.device) * growth_BT1**-shares
 
     def table(self, length: int) -> int:
-        return max(length, self.original_length)
+        return max(length, self.original_max_position_embeddings)
 
 
 @dataclass(frozen=True)
-class Llama3(Scaling):
-    """Pairs that turn more than ``high`` times in the original length stay, fewer than ``low``: divided by ``factor``.
+class Llama3Scaling(RopeScaling):
+    """Pairs that turn more than ``high_freq_factor`` times in the original length stay, fewer than ``low_freq_factor``: divided by ``factor``.
 
     Between the two the change is linear in the number of turns (Llama 3.1's reference code, ``apply_scaling``).
     """
 
     factor: float
-    low: float
-    high: float
-    original_length: int
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
 
     def __post_init__(self) -> None:
         _need_positive("factor", self.factor)
-        _need_length(self.original_length)
-        if not 0 < self.low < self.high:
-            raise InputError(f"low is {self.low} and high is {self.high}; low must be above 0 and below high")
+        _need_length(self.original_max_position_embeddings)
+        if not 0 < self.low_freq_factor < self.high_freq_factor:
+            raise InputError(
+                f"low_freq_factor is {self.low_freq_factor} and high_freq_factor is {self.high_freq_factor}; low_freq_factor must be above 0 and "
+                "below high_freq_factor"
+            )
 
     def frequencies(self, size: int, base: float, coordinates: Coordinates) -> Float[Tensor, "pairs"]:
         plain = frequencies(size, base, coordinates.positions.device)
-        turns = self.original_length * plain / (2 * math.pi)
-        kept = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
+        turns = self.original_max_position_embeddings * plain / (2 * math.pi)
+        kept = ((turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)).clamp(0, 1)
         return plain * (kept + (1 - kept) / self.factor)
 
 
 @dataclass(frozen=True)
-class Yarn(Scaling):
+class YarnScaling(RopeScaling):
     """NTK-by-parts with a temperature (YaRN; Peng et al. 2023 §3.2, §3.4).
 
     Pairs that turn more than ``beta_fast`` times in the original length stay, fewer than ``beta_slow``: divided by
@@ -160,7 +169,7 @@ class Yarn(Scaling):
     """
 
     factor: float
-    original_length: int
+    original_max_position_embeddings: int
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float | None = None
@@ -170,7 +179,7 @@ class Yarn(Scaling):
 
     def __post_init__(self) -> None:
         _need_positive("factor", self.factor)
-        _need_length(self.original_length)
+        _need_length(self.original_max_position_embeddings)
         if not 0 < self.beta_slow < self.beta_fast:
             raise InputError(
                 f"beta_slow is {self.beta_slow} and beta_fast {self.beta_fast}; make beta_slow the smaller, above 0"
@@ -211,7 +220,7 @@ class Yarn(Scaling):
         """The numbers of the pairs that turn ``beta_fast`` and ``beta_slow`` times in the original length."""
 
         def pair(turns: float) -> float:
-            return size * math.log(self.original_length / (turns * 2 * math.pi)) / (2 * math.log(base))
+            return size * math.log(self.original_max_position_embeddings / (turns * 2 * math.pi)) / (2 * math.log(base))
 
         low, high = pair(self.beta_fast), pair(self.beta_slow)
         if self.truncate:
@@ -221,45 +230,47 @@ class Yarn(Scaling):
 
 
 @dataclass(frozen=True)
-class LongRope(Scaling):
-    """One divisor a pair, from ``short`` up to the original length and from ``long`` past it (Ding et al. 2024 §3.2).
+class LongRopeScaling(RopeScaling):
+    """One divisor a pair, from ``short_factor`` up to the original length and from ``long_factor`` past it (Ding et al. 2024 §3.2).
 
     The table is chosen by the length of each document, not by the room in a cache. Cosines and sines are multiplied
     by ``attention_factor``: a number, or one for each table ``(short, long)``; left out, it is
-    ``sqrt(1 + ln(factor) / ln(original_length))``, where ``factor`` says how many times longer text may be.
+    ``sqrt(1 + ln(factor) / ln(original_max_position_embeddings))``, where ``factor`` says how many times longer text may be.
     """
 
-    short: Sequence[float]
-    long: Sequence[float]
-    original_length: int
+    short_factor: Sequence[float]
+    long_factor: Sequence[float]
+    original_max_position_embeddings: int
     attention_factor: float | tuple[float, float] | None = None
     factor: float | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "short", tuple(map(float, self.short)))
-        object.__setattr__(self, "long", tuple(map(float, self.long)))
+        object.__setattr__(self, "short_factor", tuple(map(float, self.short_factor)))
+        object.__setattr__(self, "long_factor", tuple(map(float, self.long_factor)))
         if isinstance(self.attention_factor, list):
             object.__setattr__(self, "attention_factor", tuple(self.attention_factor))
-        _need_length(self.original_length)
-        for divisor in (*self.short, *self.long):
-            _need_positive("a divisor of short or long", divisor)
-        if self.attention_factor is None and (self.factor is None or self.original_length < 2):
+        _need_length(self.original_max_position_embeddings)
+        for divisor in (*self.short_factor, *self.long_factor):
+            _need_positive("a divisor of short_factor or long_factor", divisor)
+        if self.attention_factor is None and (self.factor is None or self.original_max_position_embeddings < 2):
             raise InputError(
-                f"attention_factor is None, factor {self.factor} and original_length {self.original_length}; give "
-                "attention_factor, or factor and an original_length above 1"
+                f"attention_factor is None, factor {self.factor} and original_max_position_embeddings {self.original_max_position_embeddings}; give "
+                "attention_factor, or factor and an original_max_position_embeddings above 1"
             )
 
     def check(self, size: int, base: float) -> None:
-        if not len(self.short) == len(self.long) == size // 2:
+        if not len(self.short_factor) == len(self.long_factor) == size // 2:
             raise ShapeError(
-                f"LongRope has {len(self.short)} short and {len(self.long)} long divisors, but {size} turned features "
+                f"LongRope has {len(self.short_factor)} short and {len(self.long_factor)} long divisors, but {size} turned features "
                 f"are {size // 2} pairs; give one divisor a pair"
             )
 
     def frequencies(self, size: int, base: float, coordinates: Coordinates) -> Float[Tensor, "B T pairs"]:
         device = coordinates.positions.device
         plain = frequencies(size, base, device)
-        short, long = (torch.tensor(x, dtype=torch.float64, device=device) for x in (self.short, self.long))
+        short, long = (
+            torch.tensor(x, dtype=torch.float64, device=device) for x in (self.short_factor, self.long_factor)
+        )
         return torch.where(self._is_long(coordinates), plain / long, plain / short)
 
     def multiplier(self, coordinates: Coordinates) -> float | Float[Tensor, "B T 1"]:
@@ -267,7 +278,7 @@ class LongRope(Scaling):
             case None:
                 assert self.factor is not None
                 stretch = max(self.factor, 1.0)
-                return math.sqrt(1 + math.log(stretch) / math.log(self.original_length))
+                return math.sqrt(1 + math.log(stretch) / math.log(self.original_max_position_embeddings))
             case (short, long):
                 is_long = self._is_long(coordinates)
                 return torch.where(is_long, float(long), float(short)).double()
@@ -275,10 +286,10 @@ class LongRope(Scaling):
                 return float(number)
 
     def table(self, length: int) -> int:
-        return int(length > self.original_length)
+        return int(length > self.original_max_position_embeddings)
 
     def _is_long(self, coordinates: Coordinates) -> Tensor:
-        return document_lengths(coordinates)[:, :, None] > self.original_length
+        return document_lengths(coordinates)[:, :, None] > self.original_max_position_embeddings
 
 
 def _need_positive(name: str, value: float) -> None:
@@ -288,4 +299,4 @@ def _need_positive(name: str, value: float) -> None:
 
 def _need_length(value: int) -> None:
     if value < 1:
-        raise InputError(f"original_length is {value}, but a model was trained on at least 1 token")
+        raise InputError(f"original_max_position_embeddings is {value}, but a model was trained on at least 1 token")
