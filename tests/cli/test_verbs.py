@@ -183,9 +183,7 @@ def test_chat_keeps_the_transcript_and_drops_the_oldest_turns_when_it_must(
     assert prompts[-1].endswith("<|end|>\nUser: z\nAssistant:")
 
 
-def test_chat_keeps_the_system_message(
-    checkpoint: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chat_keeps_the_system_message(checkpoint: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = prompts_of(monkeypatch)
     arguments = ["--max-new-tokens", "2", "--temperature", "0", "--system", "s"]
     assert chat(monkeypatch, "x\ny\n", str(checkpoint), *arguments) == 0
