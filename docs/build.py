@@ -1,7 +1,7 @@
 """The documentation, checked: runs the Python in every page and writes the command line's help.
 
-    python docs/build.py            run every page, write docs/cli.md and docs/words.md
-    python docs/build.py --check    the same, but fail where one of the two is stale
+    python docs/build.py            run every page, write docs/cli.md, docs/words.md and docs/api.md
+    python docs/build.py --check    the same, but fail where one of the three is stale
 
 The ``python`` blocks of a page share one namespace and run in an empty folder, with warnings as errors. A ``text``
 block right behind a ``python`` block is what that block prints.
@@ -10,6 +10,7 @@ block right behind a ``python`` block is what that block prints.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import re
 import shlex
@@ -24,6 +25,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 CLI = ROOT / "docs" / "cli.md"
 WORDS = ROOT / "docs" / "words.md"
+API = ROOT / "docs" / "api.md"
 WIDTH = 88
 
 _FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -45,7 +47,7 @@ class StalePageError(Exception):
 def pages() -> list[Path]:
     """Every page with code in it."""
     found = [*ROOT.glob("README*.md"), ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.md")]
-    return sorted(page for page in found if page != CLI)
+    return sorted(page for page in found if page not in (CLI, API))
 
 
 def blocks(page: Path) -> list[Block]:
@@ -130,10 +132,18 @@ def _help(command: Any, context: Any) -> str:
 
 def words_page() -> str:
     """``docs/words.md``: every word of a config."""
-    sys.path.insert(0, str(ROOT / "docs"))
-    from words_page import words_page as written
+    return str(_beside("words_page").words_page())
 
-    return written()
+
+def api_page() -> str:
+    """``docs/api.md``: every exported name."""
+    return str(_beside("api_page").api_page())
+
+
+def _beside(name: str) -> Any:
+    if str(ROOT / "docs") not in sys.path:
+        sys.path.insert(0, str(ROOT / "docs"))
+    return importlib.import_module(name)
 
 
 def main(arguments: list[str]) -> int:
@@ -144,7 +154,7 @@ def main(arguments: list[str]) -> int:
             if words[0] == "pellucid":
                 parse_command(words)
     stale = False
-    for page, fresh in ((CLI, cli_page()), (WORDS, words_page())):
+    for page, fresh in ((CLI, cli_page()), (WORDS, words_page()), (API, api_page())):
         if "--check" not in arguments:
             page.write_text(fresh, encoding="utf-8")
         elif not page.is_file() or page.read_text(encoding="utf-8") != fresh:

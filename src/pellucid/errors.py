@@ -37,7 +37,6 @@ __all__ = [
     "StorageError",
     "TrainingError",
     "UnsupportedError",
-    "one_line",
 ]
 
 

@@ -27,7 +27,7 @@ def _loaded() -> ModuleType:
 
 build = _loaded()
 PAGES = build.pages()
-EVERY_PAGE = [*PAGES, build.CLI, ROOT / "CHANGELOG.md"]
+EVERY_PAGE = [*PAGES, build.CLI, build.API, ROOT / "CHANGELOG.md"]
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 _LINK = re.compile(r"\]\(([^)\s]+)\)|<img[^>]* src=\"([^\"]+)\"")
@@ -103,6 +103,14 @@ def test_the_page_of_words_is_fresh_and_whole() -> None:
         "label_smoothing_factor",
     ):
         assert f"| `{word}` |" in page
+
+
+def test_the_page_of_the_python_interface_is_fresh_and_whole() -> None:
+    """Every exported name with its arguments described, its errors, and an example that is run."""
+    page = build.API.read_text(encoding="utf-8")
+    assert page == build.api_page(), "run: make docs"
+    assert build._beside("api_page").gaps() == []
+    assert "Raises `CheckpointError`" in page
 
 
 def test_the_examples_in_the_help_parse() -> None:
