@@ -14,7 +14,7 @@ import time
 
 import torch
 
-from pellucid.generation import GenerationParams
+from pellucid.generation import GenerationConfig
 from pellucid.generation.sampling import Sampler
 
 VOCAB_SIZE = 151_936
@@ -31,7 +31,7 @@ def milliseconds(rows: int, **fields: float) -> list[float]:
     """What a token of all rows takes, round by round."""
     torch.manual_seed(0)
     logits_BV = torch.randn(rows, VOCAB_SIZE) * 3
-    params = [GenerationParams(temperature=0.8, seed=row, **fields) for row in range(rows)]
+    params = [GenerationConfig(temperature=0.8, seed=row, **fields) for row in range(rows)]
     sampler = Sampler(params, [[1, 2, 3]] * rows, VOCAB_SIZE, torch.device("cpu"))
     sampler(logits_BV)
     found = []

@@ -15,6 +15,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -195,10 +196,10 @@ def field_docs(cls: type) -> dict[str, str]:
         return {}
     body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
     found = {}
-    for field, text in zip(body, body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
-            if isinstance(text.value, ast.Constant) and isinstance(text.value.value, str):
-                found[field.target.id] = text.value.value
+    for field, text in pairwise(body):
+        named = isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if named and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+            found[field.target.id] = str(text.value.value)
     return found
 
 

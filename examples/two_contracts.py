@@ -28,9 +28,7 @@ def configs() -> tuple[pl.ModelConfig, pl.ModelConfig]:
         "ffn": {"kind": "gated", "intermediate_size": 64},
     }
     wide = pl.ModelConfig(**shared, layers=["causal", "causal"])
-    narrow = pl.ModelConfig(
-        **shared, layers=["causal & window(3)"] * 2, position={"kind": "rope", "interleaved": True}
-    )
+    narrow = pl.ModelConfig(**shared, layers=["causal & window(3)"] * 2, position={"kind": "rope", "interleaved": True})
     return wide, narrow
 
 

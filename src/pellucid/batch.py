@@ -162,8 +162,8 @@ class Batch:
     ) -> Batch:
         """Rows of ``(segment, ids)``: documents that keep the segments which they have elsewhere."""
         checked = [[(number, _ids(document)) for number, document in row] for row in rows]
-        held = [sum(len(ids) for _, ids in row) for row in checked]
-        longest = max(held, default=0)
+        sizes = [sum(len(ids) for _, ids in row) for row in checked]
+        longest = max(sizes, default=0)
         slots = longest if length is None else length
         if not rows:
             raise DataError("a batch needs at least one row, but none was given")
@@ -173,7 +173,7 @@ class Batch:
             raise ShapeError(f"padding side is {side!r}; choose right, left or both")
         tokens, positions, segments = (np.zeros((len(rows), slots), dtype=np.int64) for _ in range(3))
         for index, row in enumerate(checked):
-            slot = {"right": 0, "left": slots - held[index], "both": (slots - held[index]) // 2}[side]
+            slot = {"right": 0, "left": slots - sizes[index], "both": (slots - sizes[index]) // 2}[side]
             for number, ids in row:
                 stop = slot + len(ids)
                 tokens[index, slot:stop] = ids

@@ -6,7 +6,7 @@ from torch import nn
 
 import broken_models
 from pellucid.audits import TinyDecoder, TokensProbe, audit, expected_flow
-from pellucid.audits.checks.future import ahead_of, gradient_kept
+from pellucid.audits.checks.future import gradient_kept, later_keys
 from pellucid.audits.engine.context import AuditContext
 from pellucid.audits.engine.deviation import Deviation
 from pellucid.audits.engine.influence import flow_of
@@ -174,7 +174,7 @@ def test_a_gradient_whose_token_moves_something_is_a_leak_and_says_so():
     context = AuditContext(TokensProbe(LeaksAtOneBorder(32)), length=64)
     flow = flow_of(context)
     flow.readings[:] = [Deviation(r.run, torch.zeros_like(r.sizes), r.scale) for r in flow.readings]
-    found = gradient_kept(context, flow, ahead_of(flow.may), "future")
+    found = gradient_kept(context, flow, later_keys(flow.may), "future")
     assert (found.status, found.where.key) == ("leak", 32)
     assert "and changing it moves the output at 31" in found.message
 

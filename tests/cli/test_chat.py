@@ -26,7 +26,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
     found: list[tuple[str, int, int]] = []
     original = generation.stream
 
-    def listening(speaker: Checkpoint, ids: list[list[int]], params: generation.GenerationParams) -> object:
+    def listening(speaker: Checkpoint, ids: list[list[int]], params: generation.GenerationConfig) -> object:
         assert speaker.tokenizer is not None
         found.append((speaker.tokenizer.decode(ids[0], skip_special=False), len(ids[0]), params.max_new_tokens))
         return original(speaker, ids, params)

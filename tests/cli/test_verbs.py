@@ -13,7 +13,7 @@ from pellucid import generation
 from pellucid.checkpoints import Checkpoint, load, save
 from pellucid.cli import common
 from pellucid.cli.main import main
-from pellucid.generation import BeamParams, GenerationParams, generate, generate_n_best
+from pellucid.generation import BeamSearchConfig, GenerationConfig, generate, generate_n_best
 from pellucid.models.architectures import Decoder
 from pellucid.models.build import build
 
@@ -53,7 +53,7 @@ def test_generate_with_beams(checkpoint: Path, capsys: Captured) -> None:
     here = str(checkpoint)
     flags = ["--max-new-tokens", "5", "--num-beams", "3", "--length-penalty", "0.7"]
     options = {"max_new_tokens": 5, "num_beams": 3, "length_penalty": 0.7}
-    found = generate_n_best(load(checkpoint), ["def", "x"], BeamParams(num_return_sequences=2, **options))
+    found = generate_n_best(load(checkpoint), ["def", "x"], BeamSearchConfig(num_return_sequences=2, **options))
     assert main(["generate", here, "def", "x", *flags, "--num-return-sequences", "2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == [
         {"prompt": prompt, "rank": rank, **row[rank - 1].to_dict()}
@@ -216,7 +216,7 @@ def test_chat_uses_the_template_of_the_folder(
     )
     save(tmp_path / "own", loaded.model, tokenizer=loaded.tokenizer, chat_template=template)
     prompts = prompts_of(monkeypatch)
-    seen: list[GenerationParams] = []
+    seen: list[GenerationConfig] = []
     monkeypatch.setattr(generation, "stream", _noting(generation.stream, seen))
     said = "a<|pad|>\nb\n"
     assert chat(monkeypatch, said, str(tmp_path / "own"), "--max-new-tokens", "2", "--temperature", "0") == 0
@@ -231,8 +231,8 @@ def test_chat_uses_the_template_of_the_folder(
     assert err.count("\n") == 1
 
 
-def _noting(original: Callable[..., object], seen: list[GenerationParams]) -> Callable[..., object]:
-    def noting(speaker: object, ids: object, params: GenerationParams) -> object:
+def _noting(original: Callable[..., object], seen: list[GenerationConfig]) -> Callable[..., object]:
+    def noting(speaker: object, ids: object, params: GenerationConfig) -> object:
         seen.append(params)
         return original(speaker, ids, params)
 

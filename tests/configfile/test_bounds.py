@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 import pellucid
 from pellucid.configfile import Config
 from pellucid.errors import ConfigError
-from pellucid.generation import BeamParams, GenerationParams
+from pellucid.generation import BeamSearchConfig, GenerationConfig
 from pellucid.training.config import TrainConfig
 
 for module in pkgutil.walk_packages(pellucid.__path__, "pellucid."):
@@ -55,7 +55,7 @@ def test_a_number_too_large_for_a_run_is_one_clear_line(name: str) -> None:
         TrainConfig.from_mapping({"model": {"preset": "tiny-decoder"}, "max_steps": 1, name: HUGE})
 
 
-@pytest.mark.parametrize("params", [GenerationParams, BeamParams])
+@pytest.mark.parametrize("params", [GenerationConfig, BeamSearchConfig])
 def test_a_number_too_large_for_a_request_is_one_clear_line(params: type[Config]) -> None:
     with pytest.raises(ConfigError, match=f"max_new_tokens is {HUGE}, but must be at most 1099511627776"):
         params(max_new_tokens=HUGE)

@@ -5,17 +5,17 @@ import torch
 
 from helpers.table_model import PrefixTableModel, SourceTableModel, TableModel
 from pellucid.errors import InputError, LengthError, UnsupportedError
-from pellucid.generation import GenerationParams, decode, generate_ids
+from pellucid.generation import GenerationConfig, decode, generate_ids
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 0, 1, 2]]
 
 
-def sampled(seed: int, **fields: object) -> GenerationParams:
-    return GenerationParams(temperature=1.0, seed=seed, **{"max_new_tokens": 6, **fields})
+def sampled(seed: int, **fields: object) -> GenerationConfig:
+    return GenerationConfig(temperature=1.0, seed=seed, **{"max_new_tokens": 6, **fields})
 
 
-@pytest.mark.parametrize("params", [GenerationParams(max_new_tokens=6), sampled(3, top_p=0.9, top_k=5)])
-def test_with_and_without_a_cache_give_the_same(params: GenerationParams) -> None:
+@pytest.mark.parametrize("params", [GenerationConfig(max_new_tokens=6), sampled(3, top_p=0.9, top_k=5)])
+def test_with_and_without_a_cache_give_the_same(params: GenerationConfig) -> None:
     model = TableModel.random(9)
     assert generate_ids(model, PROMPTS, params) == generate_ids(model, PROMPTS, params, use_cache=False)
 
@@ -23,7 +23,7 @@ def test_with_and_without_a_cache_give_the_same(params: GenerationParams) -> Non
 def test_a_request_is_the_same_alone_and_with_any_batch_mates() -> None:
     """P-BATCH for generated ids; the mates stop early, late, and draw more or fewer numbers."""
     model = TableModel.random(9)
-    params = [sampled(1), sampled(2, max_new_tokens=1), GenerationParams(max_new_tokens=9)]
+    params = [sampled(1), sampled(2, max_new_tokens=1), GenerationConfig(max_new_tokens=9)]
     together = generate_ids(model, PROMPTS, params)
     alone = [generate_ids(model, [p], [q])[0] for p, q in zip(PROMPTS, params, strict=True)]
     assert together == alone
@@ -37,7 +37,7 @@ SOURCES = [[3], [1, 4, 2, 0], [2, 2]]
 def test_a_decoder_goes_on_with_its_own_source(use_cache: bool) -> None:
     """The same loop: greedy tokens are those that the table gives for each row's source, whoever else is there."""
     model = SourceTableModel.random(9)
-    params = [GenerationParams(max_new_tokens=new) for new in (6, 1, 9)]  # mates finish early and late
+    params = [GenerationConfig(max_new_tokens=new) for new in (6, 1, 9)]  # mates finish early and late
     found = generate_ids(model, PROMPTS, params, sources=SOURCES, use_cache=use_cache)
     for row, prompt, source, own in zip(found, PROMPTS, SOURCES, params, strict=True):
         moved, said = sum(place * token for place, token in enumerate(source, 1)), list(prompt)
@@ -52,7 +52,7 @@ def test_a_decoder_goes_on_with_its_own_source(use_cache: bool) -> None:
 def test_the_prompt_of_a_prefix_lm_is_its_prefix(use_cache: bool) -> None:
     """All of the prompt has a group, no padding and no new token has one, at every pass."""
     model = PrefixTableModel.random(9)
-    found = generate_ids(model, PROMPTS, GenerationParams(max_new_tokens=6), use_cache=use_cache)
+    found = generate_ids(model, PROMPTS, GenerationConfig(max_new_tokens=6), use_cache=use_cache)
     for row, prompt in zip(found, PROMPTS, strict=True):
         said = list(prompt)
         for _ in range(6):
@@ -67,14 +67,14 @@ def test_penalties_count_new_tokens_and_the_prompt_or_not_and_never_padding() ->
     table[..., 0], table[..., 1], table[..., 2] = 3.0, 2.0, 1.0
     model, penalty = TableModel(table), {"max_new_tokens": 3, "repetition_penalty": 10.0}
     prompts = [[1], [4, 4, 4, 4]]  # the first row is padded by three slots
-    both = generate_ids(model, prompts, GenerationParams(**penalty))
+    both = generate_ids(model, prompts, GenerationConfig(**penalty))
     assert [row.tokens for row in both] == [[0, 2, 0], [0, 1, 2]]
-    new_only = generate_ids(model, prompts, GenerationParams(**penalty, penalize_prompt=False))
+    new_only = generate_ids(model, prompts, GenerationConfig(**penalty, penalize_prompt=False))
     assert [row.tokens for row in new_only] == [[0, 1, 2], [0, 1, 2]]
-    plain = GenerationParams(max_new_tokens=3)
+    plain = GenerationConfig(max_new_tokens=3)
     assert [row.tokens for row in generate_ids(model, prompts, plain)] == [[0, 0, 0], [0, 0, 0]]
     source = generate_ids(
-        SourceTableModel(table), [[4]], GenerationParams(**penalty), sources=[[0, 1, 2]]
+        SourceTableModel(table), [[4]], GenerationConfig(**penalty), sources=[[0, 1, 2]]
     )  # what an encoder reads is not said yet
     assert source[0].tokens == [0, 1, 2]
 
@@ -88,29 +88,29 @@ def test_equal_seeds_draw_equally_and_other_seeds_do_not() -> None:
 
 def test_the_global_random_state_is_not_touched() -> None:
     before = torch.get_rng_state()
-    generate_ids(TableModel.random(9), [[1]], [GenerationParams(temperature=1.0)])
+    generate_ids(TableModel.random(9), [[1]], [GenerationConfig(temperature=1.0)])
     assert torch.equal(before, torch.get_rng_state())
 
 
 def test_greedy_follows_the_table() -> None:
-    result = generate_ids(TableModel.chain({1: 2, 2: 3, 3: 1}, 4), [[1], [3]], GenerationParams(max_new_tokens=4))
+    result = generate_ids(TableModel.chain({1: 2, 2: 3, 3: 1}, 4), [[1], [3]], GenerationConfig(max_new_tokens=4))
     assert [row.tokens for row in result] == [[2, 3, 1, 2], [1, 2, 3, 1]]
     assert result[0].finish_reason == "length"
 
 
 def test_a_cached_step_runs_one_slot_and_nothing_runs_after_the_end() -> None:
     model = TableModel.random(9)
-    generate_ids(model, PROMPTS, GenerationParams(max_new_tokens=3))
+    generate_ids(model, PROMPTS, GenerationConfig(max_new_tokens=3))
     assert model.slots_run == [(3, 5), (3, 1), (3, 1)]
     model.slots_run.clear()
-    generate_ids(model, PROMPTS, GenerationParams(max_new_tokens=3), use_cache=False)
+    generate_ids(model, PROMPTS, GenerationConfig(max_new_tokens=3), use_cache=False)
     assert model.slots_run == [(3, 5), (3, 6), (3, 7)]
 
 
 def test_one_rows_stop_does_not_end_the_batch() -> None:
     """B128: the other rows go on, and a finished row gives nothing more."""
     model = TableModel.chain({1: 2, 2: 3, 3: 1}, 5)
-    params = [GenerationParams(max_new_tokens=4, stop_token_ids=[2]), GenerationParams(max_new_tokens=4)]
+    params = [GenerationConfig(max_new_tokens=4, stop_token_ids=[2]), GenerationConfig(max_new_tokens=4)]
     steps = list(decode(model, [[1], [1]], params))
     assert [step.tokens for step in steps] == [(2, 2), (None, 3), (None, 1), (None, 2)]
     assert [step.finished for step in steps] == [("stop", None), (None, None), (None, None), (None, "length")]
@@ -122,7 +122,7 @@ def test_every_stop_id_waits_for_the_least_number_of_new_tokens(use_cache: bool)
     """B127: end ids {2, 3}, at least 2 new, the model prefers 3, then 2: the third token may be 3."""
     table = torch.zeros(5, 5, 5, dtype=torch.float64)
     table[..., 3], table[..., 2], table[..., 4] = 9.0, 8.0, 7.0
-    params = GenerationParams(min_new_tokens=2, stop_token_ids=[2, 3], max_new_tokens=8)
+    params = GenerationConfig(min_new_tokens=2, stop_token_ids=[2, 3], max_new_tokens=8)
     for prompt in ([1], [1, 1, 1, 1, 1]):  # the prompt does not count
         result = generate_ids(TableModel(table), [prompt], params, use_cache=use_cache)[0]
         assert (result.tokens, result.finish_reason) == ([4, 4, 3], "stop")
@@ -132,7 +132,7 @@ def test_rows_of_the_table_beyond_the_vocabulary_never_come() -> None:
     """B131: V = 5 padded to 8 with logits +10 beyond; neither drawn nor part of any probability."""
     table = torch.zeros(8, 8, 8, dtype=torch.float64)
     table[..., 5:] = 10.0
-    params = GenerationParams(temperature=1.0, seed=0, max_new_tokens=50)
+    params = GenerationConfig(temperature=1.0, seed=0, max_new_tokens=50)
     result = generate_ids(TableModel(table), [[1]], params, vocab_size=5)[0]
     assert set(result.tokens) == {0, 1, 2, 3, 4}
     assert result.logprobs == pytest.approx([-torch.tensor(5.0).log().item()] * 50)
@@ -146,7 +146,7 @@ def test_a_caller_may_end_a_row() -> None:
         asked.append((row, token))
         return row == 0 and token == 3
 
-    steps = list(decode(model, [[1], [2]], GenerationParams(max_new_tokens=3, stop_token_ids=[1]), ends_row=ends_row))
+    steps = list(decode(model, [[1], [2]], GenerationConfig(max_new_tokens=3, stop_token_ids=[1]), ends_row=ends_row))
     assert [step.tokens for step in steps] == [(2, 3), (3, 1)]
     assert [step.finished for step in steps] == [(None, None), ("stop", "stop")]
     assert asked == [(0, 2), (1, 3), (0, 3)]  # a stop id is not asked about
@@ -162,15 +162,15 @@ def refused(error: type[Exception], prompts: object, *args: object, **kwargs: ob
 
 def test_too_long_is_refused_before_anything_runs() -> None:
     """B100: table 8, prompt 6, generate 5."""
-    said = refused(LengthError, [[1], [1] * 6], GenerationParams(max_new_tokens=5))
+    said = refused(LengthError, [[1], [1] * 6], GenerationConfig(max_new_tokens=5))
     assert "prompt 1 has 6 tokens and max_new_tokens is 5, 11 in all" in said
     assert "positions for 8; ask for at most 2 new tokens" in said
-    assert "shorten the prompt" in refused(LengthError, [[1] * 8], GenerationParams(max_new_tokens=1))
-    generate_ids(TableModel.random(9, max_length=8), [[1] * 6], GenerationParams(max_new_tokens=2))
+    assert "shorten the prompt" in refused(LengthError, [[1] * 8], GenerationConfig(max_new_tokens=1))
+    generate_ids(TableModel.random(9, max_length=8), [[1] * 6], GenerationConfig(max_new_tokens=2))
 
 
 def test_bad_input_is_refused_before_anything_runs() -> None:
-    few = GenerationParams(max_new_tokens=2)
+    few = GenerationConfig(max_new_tokens=2)
     assert "prompt 1 is empty" in refused(InputError, [[1], []], few)
     assert "prompt 0 holds 9, but token ids are 0 to 8" in refused(InputError, [[9]], few)
     assert "prompt 0 holds -1" in refused(InputError, [[-1]], few)
@@ -189,7 +189,7 @@ def test_bad_input_is_refused_before_anything_runs() -> None:
 def test_sources_must_be_what_the_model_reads() -> None:
     model = SourceTableModel.random(9)
     model.max_source_length = 3
-    few = GenerationParams(max_new_tokens=2)
+    few = GenerationConfig(max_new_tokens=2)
 
     def said(error: type[Exception], reader: TableModel, **given: object) -> str:
         with pytest.raises(error) as caught:
@@ -227,13 +227,13 @@ def test_no_prompts_give_nothing() -> None:
 
 
 def test_the_caller_is_not_left_in_inference_mode() -> None:
-    for _ in decode(TableModel.random(9), [[1]], GenerationParams(max_new_tokens=2)):
+    for _ in decode(TableModel.random(9), [[1]], GenerationConfig(max_new_tokens=2)):
         assert not torch.is_inference_mode_enabled()
 
 
 def test_the_callers_prompt_is_left_alone() -> None:
     prompt = [1, 2]
-    generate_ids(TableModel.random(9), [prompt], GenerationParams(max_new_tokens=2))
+    generate_ids(TableModel.random(9), [prompt], GenerationConfig(max_new_tokens=2))
     assert prompt == [1, 2]
 
 
@@ -243,9 +243,9 @@ def test_logits_that_are_no_numbers_stop_the_loop(value: float, temperature: flo
     """A finished row may say what it likes."""
     table = torch.zeros(4, 4, 4)
     table[:, 3, 0] = value
-    params = GenerationParams(temperature=temperature, max_new_tokens=3)
+    params = GenerationConfig(temperature=temperature, max_new_tokens=3)
     with pytest.raises(InputError, match="logits hold NaN or infinity"):
         generate_ids(TableModel(table), [[1, 2, 3]], params)
-    stops = GenerationParams(min_new_tokens=2, stop_token_ids=[0, 1], temperature=temperature)
+    stops = GenerationConfig(min_new_tokens=2, stop_token_ids=[0, 1], temperature=temperature)
     with pytest.raises(InputError, match=r"no token may be chosen: 2 stop ids are blocked; lower min_new_tokens"):
         generate_ids(TableModel(torch.zeros(2, 2, 2)), [[1]], stops)

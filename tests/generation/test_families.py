@@ -12,7 +12,7 @@ from pellucid.data.load_examples import open_examples
 from pellucid.data.schemas import PromptCompletionSchema, Seq2SeqSchema
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import InputError, LengthError, UnsupportedError
-from pellucid.generation import BeamParams, GenerationParams, beam_search, decode, generate, generate_ids
+from pellucid.generation import BeamSearchConfig, GenerationConfig, beam_search, decode, generate, generate_ids
 from pellucid.generation.inputs import model_inputs, reads_sources
 from pellucid.models.build import build
 from pellucid.models.config import ModelConfig
@@ -103,7 +103,7 @@ def assert_alike(found: list[Any], expected: list[Any]) -> None:
 def test_drawn_tokens_with_and_without_a_cache_alone_and_together(kind: str) -> None:
     """P-CACHE, P-BATCH and L26 for generated ids: prompts and sources of different lengths, mates that finish early."""
     model, sources = made(kind), sources_of(kind)
-    params = [GenerationParams(max_new_tokens=new, temperature=1.0, seed=new) for new in (5, 2, 6)]
+    params = [GenerationConfig(max_new_tokens=new, temperature=1.0, seed=new) for new in (5, 2, 6)]
     together = generate_ids(model, PROMPTS, params, sources=sources)
     assert_alike(generate_ids(model, PROMPTS, params, sources=sources, use_cache=False), together)
     for row, prompt in enumerate(PROMPTS):
@@ -117,7 +117,7 @@ def test_drawn_tokens_with_and_without_a_cache_alone_and_together(kind: str) -> 
 def test_beams_with_and_without_a_cache_alone_and_together(kind: str) -> None:
     """B55: after any reordering a beam says what a fresh pass over its own tokens says, for every state there is."""
     model, sources = made(kind), sources_of(kind)
-    params = BeamParams(
+    params = BeamSearchConfig(
         num_beams=4, num_return_sequences=3, max_new_tokens=5, length_penalty=0.6, stop_token_ids=[2, 7, 19]
     )
     together = beam_search(model, PROMPTS, params, sources=sources)
@@ -135,7 +135,7 @@ def test_beams_with_and_without_a_cache_alone_and_together(kind: str) -> None:
 @pytest.mark.parametrize("kind", BOTH)
 def test_a_source_matters_to_the_last_token_and_only_to_its_own_row(kind: str) -> None:
     """B59: nothing of the decoder's windows cuts a source, and no mate reads it."""
-    model, params = made(kind), GenerationParams(max_new_tokens=6)
+    model, params = made(kind), GenerationConfig(max_new_tokens=6)
     before = generate_ids(model, PROMPTS, params, sources=SOURCES)
     changed = [20, *SOURCES[1][1:]]
     after = generate_ids(model, PROMPTS, params, sources=[SOURCES[0], changed, SOURCES[2]])
@@ -151,7 +151,7 @@ def test_a_source_matters_to_the_last_token_and_only_to_its_own_row(kind: str) -
 def test_sentences_that_are_done_leave_the_others_as_they_are(kind: str, use_cache: bool) -> None:
     """B56: sentences end after different numbers of steps, in any order, and each result is its own."""
     model = made(kind)
-    params = BeamParams(
+    params = BeamSearchConfig(
         num_beams=2, num_return_sequences=2, max_new_tokens=8, stop_token_ids=list(range(9)), length_penalty=0.5
     )
     alone = [beam_search(model, [[5]], params, sources=[source])[0] for source in SOURCES]
@@ -164,8 +164,8 @@ def test_sentences_that_are_done_leave_the_others_as_they_are(kind: str, use_cac
 
 def test_a_prefix_lm_sees_its_prompt_both_ways() -> None:
     """The first token of the prompt is made from the last one too, so the same model without groups says otherwise."""
-    found = generate_ids(made("prefix"), PROMPTS, GenerationParams(max_new_tokens=3))
-    causal = generate_ids(made("plain"), PROMPTS, GenerationParams(max_new_tokens=3))
+    found = generate_ids(made("prefix"), PROMPTS, GenerationConfig(max_new_tokens=3))
+    causal = generate_ids(made("plain"), PROMPTS, GenerationConfig(max_new_tokens=3))
     assert found[0].logprobs != pytest.approx(causal[0].logprobs, abs=1e-6)
     assert found[1].tokens == causal[1].tokens  # one token sees itself either way
 
@@ -175,15 +175,15 @@ def test_sources_and_prompts_are_bounded_each_by_its_own_positions() -> None:
     encoder = {"position": {"kind": "learned", "max_position_embeddings": 8}}
     model = made("both-learned-post", encoder=encoder)
     with pytest.raises(LengthError, match="source 0 has 9 tokens, but the model has positions for 8"):
-        generate_ids(model, [[1]], GenerationParams(max_new_tokens=2), sources=[[1] * 9])
+        generate_ids(model, [[1]], GenerationConfig(max_new_tokens=2), sources=[[1] * 9])
     with pytest.raises(LengthError, match="positions for 32; ask for at most 31"):
-        beam_search(model, [[1]], BeamParams(max_new_tokens=32), sources=[[1] * 8])
-    assert len(generate_ids(model, [[1]], GenerationParams(max_new_tokens=31), sources=[[1] * 8])[0].tokens) == 31
+        beam_search(model, [[1]], BeamSearchConfig(max_new_tokens=32), sources=[[1] * 8])
+    assert len(generate_ids(model, [[1]], GenerationConfig(max_new_tokens=31), sources=[[1] * 8])[0].tokens) == 31
 
 
 def test_a_source_of_another_vocabulary_has_its_own_ids() -> None:
     model = made("both-rope", source_vocab_size=40)
-    few = GenerationParams(max_new_tokens=2)
+    few = GenerationConfig(max_new_tokens=2)
     assert len(generate_ids(model, [[1]], few, sources=[[39]])[0].tokens) == 2
     with pytest.raises(InputError, match="source 0 holds 40, but token ids are 0 to 39"):
         generate_ids(model, [[1]], few, sources=[[40]])
@@ -200,7 +200,8 @@ def test_texts_reach_a_model_as_they_did_in_training() -> None:
     assert ask.prompts == [pairs.store.document(0).tolist()[:1]]
     (found,) = generate(translator, ["a café"], num_beams=2, max_new_tokens=3)
     (expected,) = beam_search(
-        translator.model, ask.prompts, BeamParams(num_beams=2, max_new_tokens=3, stop_token_ids=[tokenizer.eos_id]),
+        translator.model, ask.prompts,
+        BeamSearchConfig(num_beams=2, max_new_tokens=3, stop_token_ids=[tokenizer.eos_id]),
         sources=ask.sources, vocab_size=tokenizer.vocab_size,
     )  # fmt: skip
     assert found.tokens == expected[0].tokens
@@ -226,8 +227,8 @@ def test_a_step_moves_no_list_to_the_device(kind: str, monkeypatch: pytest.Monke
     model = made(kind)
     sources = {"sources": [[1, 2, 3], [4, 5]]} if reads_sources(model) else {}
     params = [
-        GenerationParams(max_new_tokens=8, temperature=1.0, top_k=4, top_p=0.9, seed=1, repetition_penalty=1.2),
-        GenerationParams(max_new_tokens=5, min_new_tokens=4, stop_token_ids=[1, 2], temperature=1.0, seed=2),
+        GenerationConfig(max_new_tokens=8, temperature=1.0, top_k=4, top_p=0.9, seed=1, repetition_penalty=1.2),
+        GenerationConfig(max_new_tokens=5, min_new_tokens=4, stop_token_ids=[1, 2], temperature=1.0, seed=2),
     ]
     steps = decode(model, [[1, 2], [3, 4]], params, **sources)
     assert [next(steps), next(steps)]

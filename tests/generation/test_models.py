@@ -9,7 +9,7 @@ import torch
 from pellucid.batch import Batch
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import LengthError
-from pellucid.generation import GenerationParams, generate, generate_ids, stream
+from pellucid.generation import GenerationConfig, generate, generate_ids, stream
 from pellucid.models.architectures import Decoder
 from pellucid.models.build import build
 from pellucid.models.config import ModelConfig
@@ -54,8 +54,8 @@ def test_cached_and_uncached_alone_and_together(position: str, rule: str) -> Non
     """P-CACHE and P-BATCH on generated ids; also B16, B22 and B52: left padding and positions that go on."""
     model = made(position, rule)
     for params in (
-        GenerationParams(max_new_tokens=9),
-        GenerationParams(max_new_tokens=9, temperature=1.0, top_p=0.95, seed=3),
+        GenerationConfig(max_new_tokens=9),
+        GenerationConfig(max_new_tokens=9, temperature=1.0, top_p=0.95, seed=3),
     ):
         together = generate_ids(model, PROMPTS, params)
         uncached = generate_ids(model, PROMPTS, params, use_cache=False)
@@ -69,7 +69,7 @@ def test_cached_and_uncached_alone_and_together(position: str, rule: str) -> Non
 def test_log_probabilities_are_those_of_one_pass_over_the_whole_row() -> None:
     """L26: what generation says step by step is what training would score in one pass."""
     model, prompt = made(), PROMPTS[0]
-    (row,) = generate_ids(model, [prompt], GenerationParams(max_new_tokens=8, temperature=1.0, seed=1))
+    (row,) = generate_ids(model, [prompt], GenerationConfig(max_new_tokens=8, temperature=1.0, seed=1))
     logits = model(Batch.from_rows([prompt + row.tokens])).logits[0, len(prompt) - 1 : -1]
     scored = logits.log_softmax(-1).gather(1, torch.tensor(row.tokens)[:, None])[:, 0]
     assert row.logprobs == pytest.approx(scored.tolist(), abs=1e-10)
@@ -78,11 +78,11 @@ def test_log_probabilities_are_those_of_one_pass_over_the_whole_row() -> None:
 def test_a_row_that_stops_early_leaves_the_others_as_they_are() -> None:
     """B20, B128: padding slots behind a finished row are invisible."""
     model = made("learned")
-    whole = generate_ids(model, PROMPTS, GenerationParams(max_new_tokens=12))
+    whole = generate_ids(model, PROMPTS, GenerationConfig(max_new_tokens=12))
     stop = whole[0].tokens[2]
     params = [
-        GenerationParams(max_new_tokens=12, stop_token_ids=[stop]),
-        *[GenerationParams(max_new_tokens=12)] * 2,
+        GenerationConfig(max_new_tokens=12, stop_token_ids=[stop]),
+        *[GenerationConfig(max_new_tokens=12)] * 2,
     ]
     stopped = generate_ids(model, PROMPTS, params)
     assert stopped[0].tokens == whole[0].tokens[: whole[0].tokens.index(stop) + 1]
@@ -93,13 +93,13 @@ def test_a_learned_table_bounds_a_request_before_it_runs() -> None:
     """B100."""
     model = made("learned")
     with pytest.raises(LengthError, match="positions for 32; ask for at most 26"):
-        generate_ids(model, PROMPTS, GenerationParams(max_new_tokens=27))
-    assert len(generate_ids(model, PROMPTS[:1], GenerationParams(max_new_tokens=26))[0].tokens) == 26
+        generate_ids(model, PROMPTS, GenerationConfig(max_new_tokens=27))
+    assert len(generate_ids(model, PROMPTS[:1], GenerationConfig(max_new_tokens=26))[0].tokens) == 26
 
 
 def test_a_soft_cap_and_a_tied_head_are_the_models_own() -> None:
     model = made(tie_word_embeddings=True, final_logit_softcapping=0.5)
-    (row,) = generate_ids(model, [[5]], GenerationParams(max_new_tokens=1))
+    (row,) = generate_ids(model, [[5]], GenerationConfig(max_new_tokens=1))
     logits = model(Batch.from_rows([[5]])).logits[0, -1]
     assert logits.abs().max() < 0.5
     assert row.logprobs == pytest.approx([float(logits.log_softmax(0).max().detach())], abs=1e-10)

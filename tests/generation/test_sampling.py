@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pellucid.errors import ConfigError
-from pellucid.generation import GenerationParams
+from pellucid.generation import GenerationConfig
 from pellucid.generation.sampling import SampledToken, Sampler, apply_repetition_penalty, candidates, draw, rank
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
@@ -34,7 +34,7 @@ def sample(
     """One row, one step."""
     if blocked:
         fields |= {"min_new_tokens": 1, "stop_token_ids": blocked}
-    sampler = Sampler([GenerationParams(**fields)], [seen], len(logits_V), torch.device("cpu"))
+    sampler = Sampler([GenerationConfig(**fields)], [seen], len(logits_V), torch.device("cpu"))
     (token,), (logprob,) = sampler(logits_V[None]).tolist()
     return SampledToken(int(token), logprob)
 
@@ -142,7 +142,7 @@ def test_ranks_are_the_beginning_of_a_stable_sort(count: int) -> None:
 def test_probabilities_that_are_none_are_refused(name: str, value: float) -> None:
     """B125: NaN must not switch a filter off."""
     with pytest.raises(ConfigError, match=f"{name} is {value}"):
-        GenerationParams(**{name: value})
+        GenerationConfig(**{name: value})
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_probabilities_that_are_none_are_refused(name: str, value: float) -> Non
 )
 def test_bad_params_are_named(fields: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        GenerationParams(**fields)
+        GenerationConfig(**fields)
     assert said in str(caught.value)
 
 
@@ -243,12 +243,12 @@ def test_the_log_probability_is_the_models_own() -> None:
 
 
 MIXED = [
-    GenerationParams(),
-    GenerationParams(temperature=1.0, seed=4),
-    GenerationParams(temperature=0.7, top_k=5, top_p=0.8, seed=5),
-    GenerationParams(temperature=1.5, top_p=0.9, seed=6, repetition_penalty=1.3),
-    GenerationParams(temperature=1.0, min_p=0.2, seed=7, min_new_tokens=200, max_new_tokens=900, stop_token_ids=[3]),
-    GenerationParams(temperature=1.0, top_k=40, min_p=0.01, seed=8, repetition_penalty=0.9, penalize_prompt=False),
+    GenerationConfig(),
+    GenerationConfig(temperature=1.0, seed=4),
+    GenerationConfig(temperature=0.7, top_k=5, top_p=0.8, seed=5),
+    GenerationConfig(temperature=1.5, top_p=0.9, seed=6, repetition_penalty=1.3),
+    GenerationConfig(temperature=1.0, min_p=0.2, seed=7, min_new_tokens=200, max_new_tokens=900, stop_token_ids=[3]),
+    GenerationConfig(temperature=1.0, top_k=40, min_p=0.01, seed=8, repetition_penalty=0.9, penalize_prompt=False),
 ]
 
 
@@ -276,7 +276,7 @@ def test_a_row_gets_the_same_tokens_alone_and_in_any_company() -> None:
 
 def test_a_row_draws_one_number_a_step_from_its_own_seed() -> None:
     """Two equal tokens: the first below 1/2, the second above."""
-    sampler = Sampler([GenerationParams(temperature=1.0, seed=3)], [[]], 2, torch.device("cpu"))
+    sampler = Sampler([GenerationConfig(temperature=1.0, seed=3)], [[]], 2, torch.device("cpu"))
     tokens = [sampler(torch.zeros(1, 2))[0].item() for _ in range(600)]
     source = torch.Generator().manual_seed(3)
     assert tokens == [float(torch.rand((), generator=source, dtype=torch.float64) >= 0.5) for _ in range(600)]

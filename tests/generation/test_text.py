@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from helpers.table_model import PieceTokenizer, SourceTableModel, TableModel
 from pellucid.errors import ConfigError, InputError
 from pellucid.generation import (
-    BeamParams,
-    GenerationParams,
+    BeamSearchConfig,
+    GenerationConfig,
     TextStream,
     beam_search,
     encode_prompt,
@@ -84,7 +84,7 @@ def test_stops_do_not_depend_on_where_tokens_end(text: str, stops: list[str], cu
 def test_a_stop_across_token_edges_ends_its_row_and_no_other() -> None:
     """B128: vocabulary a, b, ab, ca; stop "bc" fires on "ab", "ca", and nothing after it is given out."""
     checkpoint = speaker([b"a", b"b", b"ab", b"ca"], {0: 2, 2: 3, 3: 0, 1: 1})
-    params = [GenerationParams(max_new_tokens=5, stop=["bc"]), GenerationParams(max_new_tokens=5)]
+    params = [GenerationConfig(max_new_tokens=5, stop=["bc"]), GenerationConfig(max_new_tokens=5)]
     first, second = generate(checkpoint, ["a", "a"], params)
     assert (first.text, first.tokens, first.finish_reason) == ("a", [2, 3], "stop")
     assert (second.text, second.tokens, second.finish_reason) == ("abcaaabca", [2, 3, 0, 2, 3], "length")
@@ -159,7 +159,7 @@ def test_bad_calls_are_refused_at_once() -> None:
     with pytest.raises(ConfigError, match="did you mean 'temperature'"):
         stream(checkpoint, ["a"], temprature=1.0)
     with pytest.raises(InputError, match="top_k came beside params"):
-        generate(checkpoint, ["a"], GenerationParams(), top_k=1)
+        generate(checkpoint, ["a"], GenerationConfig(), top_k=1)
     assert generate(checkpoint, []) == []
     assert checkpoint.model.slots_run == []
 
@@ -176,7 +176,7 @@ def translator(**ids: int) -> SimpleNamespace:
 def test_texts_for_an_encoder_decoder_are_sources() -> None:
     """They are written as documents are, with begin and end; the decoder begins with the begin token, or as told."""
     checkpoint = translator(bos_id=0, eos_id=1)
-    params = GenerationParams(max_new_tokens=5, stop_token_ids=[1])
+    params = GenerationConfig(max_new_tokens=5, stop_token_ids=[1])
     for start in (None, 3):
         begin = [0 if start is None else start]
         expected = generate_ids(checkpoint.model, [begin, begin], params, sources=[[0, 2, 3, 1], [0, 3, 1]])
@@ -199,7 +199,7 @@ def test_a_start_that_nobody_names_is_asked_for() -> None:
 @pytest.mark.parametrize("use_cache", [True, False])
 def test_the_n_best_completions_are_those_of_the_search(use_cache: bool) -> None:
     checkpoint = translator(bos_id=0, eos_id=1)
-    params = BeamParams(num_beams=5, num_return_sequences=4, max_new_tokens=4, length_penalty=0.5)
+    params = BeamSearchConfig(num_beams=5, num_return_sequences=4, max_new_tokens=4, length_penalty=0.5)
     full = params.model_copy(update={"stop_token_ids": [1]})
     expected = beam_search(checkpoint.model, [[0], [0]], full, sources=[[0, 2, 1], [0, 3, 2, 1]])
     found = generate_n_best(checkpoint, ["a", "ba"], params, use_cache=use_cache)
@@ -230,15 +230,15 @@ def test_what_beams_cannot_do_is_said() -> None:
     with pytest.raises(InputError, match="num_return_sequences is 2, but generate gives one completion a prompt"):
         generate(checkpoint, ["a"], num_beams=2, num_return_sequences=2)
     with pytest.raises(InputError, match="num_return_sequences is 2, but generate gives one"):
-        generate(checkpoint, ["a"], BeamParams(num_return_sequences=2))
+        generate(checkpoint, ["a"], BeamSearchConfig(num_return_sequences=2))
     with pytest.raises(InputError, match="num_beams came beside params"):
-        generate(checkpoint, ["a"], GenerationParams(), num_beams=2)
+        generate(checkpoint, ["a"], GenerationConfig(), num_beams=2)
     with pytest.raises(InputError, match="num_beams came beside params"):
-        generate_n_best(checkpoint, ["a"], BeamParams(), num_beams=2)
+        generate_n_best(checkpoint, ["a"], BeamSearchConfig(), num_beams=2)
     with pytest.raises(InputError, match="no text before its end; use generate"):
         stream(checkpoint, ["a"], num_beams=2)
     with pytest.raises(InputError, match="no text before its end; use generate"):
-        stream(checkpoint, ["a"], BeamParams())
+        stream(checkpoint, ["a"], BeamSearchConfig())
     with pytest.raises(ConfigError, match="no key 'temperature'"):
         generate(checkpoint, ["a"], num_beams=2, temperature=1.0)
     assert checkpoint.model.slots_run == []

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from helpers.table_model import TableModel
-from pellucid.generation import BeamParams, Hypothesis
+from pellucid.generation import BeamSearchConfig, Hypothesis
 
 Next = Callable[[list[int]], torch.Tensor]
 RegressionSchema = list[tuple[float, tuple[int, ...]]]
@@ -30,12 +30,12 @@ def says(table_VVV: torch.Tensor, *, moved: int = 0) -> Next:
     return after
 
 
-def penalty(params: BeamParams, new: int) -> float:
+def penalty(params: BeamSearchConfig, new: int) -> float:
     base = new if params.penalty_form == "power" else (5 + new) / 6
     return math.exp(params.length_penalty * math.log(base))
 
 
-def every_sequence(after: Next, prompt: list[int], params: BeamParams) -> RegressionSchema:
+def every_sequence(after: Next, prompt: list[int], params: BeamSearchConfig) -> RegressionSchema:
     """All sequences that end with a stop id or at the greatest length, best score first."""
     found: RegressionSchema = []
 
@@ -53,7 +53,7 @@ def every_sequence(after: Next, prompt: list[int], params: BeamParams) -> Regres
     return sorted(found, reverse=True)
 
 
-def patient_search(after: Next, prompt: list[int], params: BeamParams) -> RegressionSchema:
+def patient_search(after: Next, prompt: list[int], params: BeamSearchConfig) -> RegressionSchema:
     """The definition of a beam search, step by step in plain lists, which never stops before the greatest length."""
     beams: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
     finished: RegressionSchema = []

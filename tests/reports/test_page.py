@@ -92,7 +92,7 @@ def view(count: int = 12, layers: int = 2, heads: int = 3, tokens: tuple[str, ..
 def hostile_sections() -> list[tuple[str, list[object]]]:
     count = len(HOSTILE)
     matrix = [[key <= query for key in range(count)] for query in range(count)]
-    sizes = [[math.nan if key == query else math.inf if key > query else None for key in range(count)] for query in range(count)]  # fmt: skip
+    sizes = [[math.nan if k == q else math.inf if k > q else None for k in range(count)] for q in range(count)]
     everywhere = []
     for text in HOSTILE:
         everywhere += [
@@ -193,7 +193,8 @@ def test_every_cell_of_the_matrices_is_what_the_flow_says() -> None:
     may, does, differs = painted(html, 3, 4)
     assert may == [["may", "", "", "may"], ["may", "may", "", ""], ["", "may", "may", ""]]
     assert does == [["m4", "", "m3", ""], ["m1", "m4", "untried", ""], ["m1", "", "m4", "untried"]]
-    assert differs == [["seen", "", "leak", "quiet"], ["seen", "seen", "untried", ""], ["leak", "quiet", "seen", "untried"]]  # fmt: skip
+    assert differs[:2] == [["seen", "", "leak", "quiet"], ["seen", "seen", "untried", ""]]
+    assert differs[2:] == [["leak", "quiet", "seen", "untried"]]
     said = Elements(html).said
     assert "4 pairs see as declared; 2 may, but nothing moved; 2 were not tried; 2 see what they" in said
     assert "query 0 “a” sees key 2 “y”" in said

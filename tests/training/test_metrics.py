@@ -140,7 +140,7 @@ FOUND = Validation(
 
 
 def test_what_is_logged_reads_back_equal_and_nothing_else_does() -> None:
-    line: dict[str, Any] = {"nats": 6.5, "tokens": 4, "bytes": 0, "documents": 3, **FOUND.said()}
+    line: dict[str, Any] = {"nats": 6.5, "tokens": 4, "bytes": 0, "documents": 3, **FOUND.to_dict()}
     assert read_back(line) == FOUND
     odd: list[dict[str, Any]] = [
         {"nats": 6}, {"tokens": 0}, {"documents": True}, {"item": None}, {"metrics": []}, {"metrics": {"a": 1}},

@@ -36,9 +36,9 @@ def chat(
     """
     from pellucid.checkpoints import load
     from pellucid.errors import ArgumentError, LengthError
-    from pellucid.generation import GenerationParams
+    from pellucid.generation import GenerationConfig
 
-    params = GenerationParams(
+    params = GenerationConfig(
         max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed
     )
     loaded = load(checkpoint)

@@ -57,16 +57,16 @@ def generate(
     Example:
       pellucid generate my-model "def fibonacci(n):" --max-new-tokens 80
     """
-    from pellucid.generation import BeamParams, GenerationParams
+    from pellucid.generation import BeamSearchConfig, GenerationConfig
 
     _refuse_unused(context, num_beams)
     given = {
         name: context.params[name] for name in ("max_new_tokens", *(_SAMPLING if num_beams is None else _SEARCHING))
     }
     if num_beams is None:
-        params: GenerationParams | BeamParams = GenerationParams(**{**given, "stop": tuple(stop or ())})
+        params: GenerationConfig | BeamSearchConfig = GenerationConfig(**{**given, "stop": tuple(stop or ())})
     else:
-        params = BeamParams(**given)
+        params = BeamSearchConfig(**given)
     texts = [_standard_input() if prompt == "-" else prompt for prompt in prompts]
     _generate(checkpoint, texts, params, as_json, start_id=start_id, use_cache=not no_cache)
 
@@ -88,13 +88,13 @@ def _refuse_unused(context: typer.Context, num_beams: int | None) -> None:
 
 def _generate(checkpoint: str, texts: list[str], params: Any, as_json: bool, **options: Any) -> None:
     from pellucid.checkpoints import load
-    from pellucid.generation import BeamParams, generate_n_best, stream
+    from pellucid.generation import BeamSearchConfig, generate_n_best, stream
     from pellucid.generation import generate as complete
     from pellucid.generation.inputs import reads_sources
 
     loaded = load(checkpoint)
     before = ["" if reads_sources(loaded.model) else text for text in texts]  # a decoder does not continue its source
-    if isinstance(params, BeamParams):
+    if isinstance(params, BeamSearchConfig):
         found = generate_n_best(loaded, texts, params, **options)
         if as_json:
             common.print_json(_ranked(texts, found))

@@ -74,8 +74,8 @@ def write_or_warn(path: Path, run_folder: Path, *arguments: Any, **options: Any)
     try:
         run_page(path, run_folder, *arguments, **options)
     except Exception as error:  # noqa: BLE001 (a page is worth no run)
-        said = " ".join(str(error).split()) or type(error).__name__
-        typer.echo(common.printable(f"warning: no page at {path}: {said[:300]}"), err=True)
+        message = " ".join(str(error).split()) or type(error).__name__
+        typer.echo(common.printable(f"warning: no page at {path}: {message[:300]}"), err=True)
     else:
         typer.echo(f"{path} shows the run", err=True)
 
@@ -92,8 +92,8 @@ def _is_newer(path: Path, than: Path) -> bool:
 
 def _outcome(report: AuditReport, passed: bool) -> str:
     if passed:
-        asked = sum(status in ("pass", "fragile") for status in report.verdicts.values())
-        return f"The audit passed: {asked} checks in {report.seconds:.1f} s, and none found a leak."
+        decided = sum(status in ("pass", "fragile") for status in report.verdicts.values())
+        return f"The audit passed: {decided} checks in {report.seconds:.1f} s, and none found a leak."
     for bad in (("leak", "error"), ("fragile",)):
         failed = [name for name, status in report.verdicts.items() if status in bad]
         if failed:
@@ -145,11 +145,12 @@ def _facts(run: Any) -> Table:
 
 def _figures(run: Any) -> dict[str, Cell]:
     """What the last validation found besides, and what a guess reaches."""
-    told: dict[str, Cell] = {}
-    for name, said in run.metrics.items():
-        value, guess = (_real(said.get(key)) if isinstance(said, dict) else math.nan for key in ("value", "baseline"))
-        told[str(name)[:80]] = f"{value:.4f}" if math.isnan(guess) else f"{value:.4f} (baseline {guess:.4f})"
-    return told
+    shown: dict[str, Cell] = {}
+    for name, metric in run.metrics.items():
+        numbers = metric if isinstance(metric, dict) else {}
+        value, guess = _real(numbers.get("value")), _real(numbers.get("baseline"))
+        shown[str(name)[:80]] = f"{value:.4f}" if math.isnan(guess) else f"{value:.4f} (baseline {guess:.4f})"
+    return shown
 
 
 def curves(metrics: Path) -> list[Curves]:
@@ -189,13 +190,13 @@ def _measures(
     """Bits per byte, or the metrics of another objective; the first is the loss, which has its curve already."""
     from pellucid.records import Curve, Curves
 
-    told = [line["metrics"] for line in (*heldout, *final) if isinstance(line.get("metrics"), dict)]
-    if not told:
+    shown = [line["metrics"] for line in (*heldout, *final) if isinstance(line.get("metrics"), dict)]
+    if not shown:
         return [Curves("Bits per byte", both("bits_per_byte"))]
 
     def curve(name: str, figure: str, lines: list[dict[str, Any]], key: str) -> Curve:
         found = [(line["step"], line["metrics"].get(figure)) for line in lines if isinstance(line.get("metrics"), dict)]
-        points = [(_real(step), _real(said.get(key))) for step, said in found if isinstance(said, dict)]
+        points = [(_real(step), _real(metric.get(key))) for step, metric in found if isinstance(metric, dict)]
         return Curve(name, tuple(x for x, _ in points), tuple(y for _, y in points))
 
     return [
@@ -207,7 +208,7 @@ def _measures(
                 curve("baseline", name, [*heldout, *final], "baseline"),
             ),
         )
-        for name in dict.fromkeys(key for metrics in told for key in list(metrics)[1:])
+        for name in dict.fromkeys(key for metrics in shown for key in list(metrics)[1:])
     ]
 
 

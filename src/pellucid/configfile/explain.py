@@ -40,16 +40,16 @@ def explain(model: type[BaseModel], error: ValidationError) -> str:
     for problem in error.errors(include_url=False):
         path, part = _walk(model, problem["loc"])
         met.setdefault(path, []).append((dict(problem), part))
-    said = _first_causes(met)
+    causes = _first_causes(met)
     lines = []
-    for path, problems in islice(said.items(), _MOST):  # what is not said is not looked up either
+    for path, problems in islice(causes.items(), _MOST):  # what is not said is not looked up either
         if len(problems) == 1:
             lines.append(_sentence(path, *problems[0], root=model))
         else:  # the members of a plain union: none of them took the value
             wanted = list(dict.fromkeys(_wanted(problem) for problem, _ in problems))
             lines.append(f"{path} is {yaml_repr(problems[0][0]['input'])}, but must be {either(wanted)}")
-    if len(said) > _MOST:
-        lines.append(f"and {len(said) - _MOST} more problems")
+    if len(causes) > _MOST:
+        lines.append(f"and {len(causes) - _MOST} more problems")
     return "; ".join(lines)
 
 

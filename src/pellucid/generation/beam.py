@@ -19,10 +19,10 @@ import torch
 from torch import nn
 
 from pellucid.errors import InputError
+from pellucid.generation.config import BeamSearchConfig
 from pellucid.generation.decode import FinishReason, Generated
 from pellucid.generation.inputs import Ids, check_lists, check_requests
 from pellucid.generation.model_runner import ModelRunner
-from pellucid.generation.params import BeamParams
 from pellucid.generation.sampling import NOT_FINITE, nothing_possible
 from pellucid.shapes import Float, Tensor
 
@@ -37,7 +37,7 @@ class Hypothesis(Generated):
 def beam_search(
     model: nn.Module,
     prompts: Sequence[Ids],
-    params: BeamParams = BeamParams(),  # noqa: B008 - frozen
+    params: BeamSearchConfig = BeamSearchConfig(),  # noqa: B008 - frozen
     *,
     sources: Sequence[Ids] | None = None,
     use_cache: bool = True,
@@ -86,7 +86,7 @@ class _Search:
     """What one prompt has found so far."""
 
     prompt: list[int]
-    params: BeamParams
+    params: BeamSearchConfig
     beams: list[_Beam] = field(default_factory=lambda: [_Beam()])
     finished: list[Hypothesis] = field(default_factory=list)
     new: int = 0

@@ -10,9 +10,9 @@ from typing import Literal
 from torch import nn
 
 from pellucid.errors import InputError
+from pellucid.generation.config import GenerationConfig
 from pellucid.generation.inputs import Ids, check_lists, check_requests
 from pellucid.generation.model_runner import ModelRunner
-from pellucid.generation.params import GenerationParams
 from pellucid.generation.sampling import NOT_FINITE, SampledToken, Sampler, nothing_possible
 from pellucid.shapes import Tensor
 
@@ -46,7 +46,7 @@ class SequenceState:
     """The tokens of one row while it grows."""
 
     tokens: list[int]
-    params: GenerationParams
+    params: GenerationConfig
     new: int = 0
     live: bool = True
 
@@ -64,7 +64,7 @@ class SequenceState:
 def decode(
     model: nn.Module,
     prompts: Sequence[Ids],
-    params: GenerationParams | Sequence[GenerationParams] = GenerationParams(),  # noqa: B008 - frozen
+    params: GenerationConfig | Sequence[GenerationConfig] = GenerationConfig(),  # noqa: B008 - frozen
     *,
     sources: Sequence[Ids] | None = None,
     use_cache: bool = True,
@@ -129,7 +129,7 @@ def _record(rows: list[SequenceState], sampled: list[SampledToken], ends_row: En
 def generate_ids(
     model: nn.Module,
     prompts: Sequence[Ids],
-    params: GenerationParams | Sequence[GenerationParams] = GenerationParams(),  # noqa: B008 - frozen
+    params: GenerationConfig | Sequence[GenerationConfig] = GenerationConfig(),  # noqa: B008 - frozen
     *,
     sources: Sequence[Ids] | None = None,
     use_cache: bool = True,
@@ -153,9 +153,9 @@ def generate_ids(
 # ------------------------------------------------------------------------------ before anything is computed
 
 
-def _rows(prompts: Sequence[Ids], params: GenerationParams | Sequence[GenerationParams]) -> list[SequenceState]:
+def _rows(prompts: Sequence[Ids], params: GenerationConfig | Sequence[GenerationConfig]) -> list[SequenceState]:
     check_lists("prompts", prompts)
-    each = [params] * len(prompts) if isinstance(params, GenerationParams) else list(params)
+    each = [params] * len(prompts) if isinstance(params, GenerationConfig) else list(params)
     if len(each) != len(prompts):
         raise InputError(f"{len(each)} params for {len(prompts)} prompts; give one for all or one a prompt")
     return [SequenceState(list(prompt), own) for prompt, own in zip(prompts, each, strict=True)]

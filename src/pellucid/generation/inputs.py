@@ -9,11 +9,11 @@ from torch import nn
 
 from pellucid.data.chat import encode_prompt
 from pellucid.errors import InputError, LengthError, UnsupportedError
-from pellucid.generation.params import BeamParams, GenerationParams
+from pellucid.generation.config import BeamSearchConfig, GenerationConfig
 
 
 @runtime_checkable
-class Tokenizer(Protocol):
+class TokenizerLike(Protocol):
     """What is needed of a tokenizer."""
 
     @property
@@ -42,7 +42,7 @@ class HasModelAndTokenizer(Protocol):
     def model(self) -> nn.Module: ...
 
     @property
-    def tokenizer(self) -> Tokenizer | None: ...
+    def tokenizer(self) -> TokenizerLike | None: ...
 
 
 Ids = Sequence[int]
@@ -53,7 +53,7 @@ Prompt = str | Sequence[int]
 class ModelInputs(NamedTuple):
     """Texts as ids: what the decoder begins with and, for an encoder–decoder, what its encoder reads."""
 
-    tokenizer: Tokenizer
+    tokenizer: TokenizerLike
     prompts: list[list[int]]
     sources: list[list[int]] | None
     vocab_size: int
@@ -87,22 +87,24 @@ def model_inputs(checkpoint: HasModelAndTokenizer, texts: Sequence[Prompt], star
     return ModelInputs(tokenizer, [[start] for _ in texts], [_source(tokenizer, text) for text in texts], size)
 
 
-def _ids(tokenizer: Tokenizer, text: Prompt) -> list[int]:
+def _ids(tokenizer: TokenizerLike, text: Prompt) -> list[int]:
     return encode_prompt(tokenizer, text) if isinstance(text, str) else list(text)
 
 
-def _source(tokenizer: Tokenizer, text: Prompt) -> list[int]:
+def _source(tokenizer: TokenizerLike, text: Prompt) -> list[int]:
     end = [tokenizer.eos_id] if isinstance(text, str) and tokenizer.eos_id is not None else []
     return [*_ids(tokenizer, text), *end]
 
 
-P = TypeVar("P", GenerationParams, BeamParams)
+P = TypeVar("P", GenerationConfig, BeamSearchConfig)
 
 
 def with_end(params: P, eos_id: int | None) -> P:
     """``params`` under which the tokenizer's end-of-text token ends a row too."""
-    held: tuple[int, ...] = params.stop_token_ids
-    return params.model_copy(update={"stop_token_ids": held if eos_id is None or eos_id in held else (*held, eos_id)})
+    wanted: tuple[int, ...] = params.stop_token_ids
+    return params.model_copy(
+        update={"stop_token_ids": wanted if eos_id is None or eos_id in wanted else (*wanted, eos_id)}
+    )
 
 
 def refuse_beside(params: object, fields: Mapping[str, object]) -> None:
@@ -129,7 +131,7 @@ def check_lists(what: str, rows: Sequence[Ids]) -> None:
 def check_requests(
     model: nn.Module,
     prompts: Sequence[Ids],
-    params: Sequence[GenerationParams | BeamParams],
+    params: Sequence[GenerationConfig | BeamSearchConfig],
     sources: Sequence[Ids] | None,
     *,
     vocab_size: int | None,
@@ -160,10 +162,10 @@ def _check_model(model: nn.Module) -> None:
 
 def _vocabulary(model: nn.Module, requested: int | None) -> int:
     """How many ids may be chosen: those of the model's table, or the first ``requested`` of them."""
-    held = int(model.config.vocab_size)  # type: ignore[union-attr, arg-type]
-    if requested is not None and not 1 <= requested <= held:
-        raise InputError(f"vocab_size is {requested}, but the model has {held} tokens; give 1 to {held}")
-    return held if requested is None else requested
+    vocab_size = int(model.config.vocab_size)  # type: ignore[union-attr, arg-type]
+    if requested is not None and not 1 <= requested <= vocab_size:
+        raise InputError(f"vocab_size is {requested}, but the model has {vocab_size} tokens; give 1 to {vocab_size}")
+    return vocab_size if requested is None else requested
 
 
 def _check_prompt(

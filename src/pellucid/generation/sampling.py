@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from pellucid.errors import InputError
-from pellucid.generation.params import GenerationParams
+from pellucid.generation.config import GenerationConfig
 from pellucid.shapes import Bool, Float, Int, Tensor
 
 NOT_FINITE = "the model's logits hold NaN or infinity; audit or reload its weights"
@@ -128,7 +128,7 @@ class Sampler:
 
     def __init__(
         self,
-        params: Sequence[GenerationParams],
+        params: Sequence[GenerationConfig],
         prompts: Sequence[Sequence[int]],
         vocab_size: int,
         device: torch.device,

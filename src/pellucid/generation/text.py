@@ -9,11 +9,18 @@ from typing import Any, NamedTuple
 
 from pellucid.errors import InputError
 from pellucid.generation.beam import Hypothesis, beam_search
+from pellucid.generation.config import BeamSearchConfig, GenerationConfig
 from pellucid.generation.decode import FinishReason, StepResult, decode
-from pellucid.generation.inputs import HasModelAndTokenizer, Prompt, Tokenizer, model_inputs, refuse_beside, with_end
-from pellucid.generation.params import BeamParams, GenerationParams
+from pellucid.generation.inputs import (
+    HasModelAndTokenizer,
+    Prompt,
+    TokenizerLike,
+    model_inputs,
+    refuse_beside,
+    with_end,
+)
 
-Params = GenerationParams | BeamParams | Sequence[GenerationParams]
+Params = GenerationConfig | BeamSearchConfig | Sequence[GenerationConfig]
 
 
 @dataclass(frozen=True)
@@ -54,7 +61,7 @@ class TextStream:
         self.stopped = False
         self._stop = tuple(stop)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._held = ""
+        self._pending = ""
 
     def push(self, data: bytes, *, may_stop: bool = True) -> str:
         """What is now certain. ``may_stop=False`` lets stop texts that end in ``data`` pass."""
@@ -63,18 +70,18 @@ class TextStream:
     def close(self, *, may_stop: bool = True) -> str:
         """The rest."""
         text = self._accept(self._decoder.decode(b"", final=True), may_stop)
-        held, self._held = self._held, ""
-        return text + held
+        pending, self._pending = self._pending, ""
+        return text + pending
 
     def _accept(self, new: str, may_stop: bool) -> str:
         if self.stopped:
             return ""
-        before, text = len(self._held), self._held + new
+        before, text = len(self._pending), self._pending + new
         if may_stop and (ends := self._matches(text, before)):
-            self.stopped, self._held = True, ""
+            self.stopped, self._pending = True, ""
             return text[: min(ends)[1]]
         sure = len(text) - self._possible(text)
-        self._held = text[sure:]
+        self._pending = text[sure:]
         return text[:sure]
 
     def _matches(self, text: str, before: int) -> list[tuple[int, int]]:
@@ -102,14 +109,14 @@ def generate(
     use_cache: bool = True,
     **fields: Any,
 ) -> list[Completion]:
-    """Complete each prompt. ``fields`` are those of :class:`GenerationParams`, in place of ``params``.
+    """Complete each prompt. ``fields`` are those of :class:`GenerationConfig`, in place of ``params``.
 
-    With ``num_beams`` among them, or :class:`BeamParams`, each completion is the best that a beam search finds. For an
-    encoder–decoder the texts are sources, and its decoder begins with ``start_id`` (None: the tokenizer's begin
+    With ``num_beams`` among them, or :class:`BeamSearchConfig`, each completion is the best that a beam search finds.
+    For an encoder–decoder the texts are sources, and its decoder begins with ``start_id`` (None: the tokenizer's begin
     token). The tokenizer's end-of-text token ends a row. Rows with one seed draw alike: for several different
     completions of one prompt, give each its own ``params``.
     """
-    if isinstance(params, BeamParams) or "num_beams" in fields:
+    if isinstance(params, BeamSearchConfig) or "num_beams" in fields:
         return _best(checkpoint, prompts, params, start_id, use_cache, fields)
     run = TextGeneration(checkpoint, prompts, params, start_id, use_cache, fields)
     for _ in run:
@@ -142,7 +149,7 @@ def _best(
     fields: dict[str, Any],
 ) -> list[Completion]:
     refuse_beside(params, fields)
-    assert params is None or isinstance(params, BeamParams), "anything else came beside beams"
+    assert params is None or isinstance(params, BeamSearchConfig), "anything else came beside beams"
     wanted = fields.get("num_return_sequences", 1) if params is None else params.num_return_sequences
     if wanted != 1:
         raise InputError(
@@ -155,19 +162,19 @@ def _best(
 def generate_n_best(
     checkpoint: HasModelAndTokenizer,
     prompts: Sequence[Prompt],
-    params: BeamParams | None = None,
+    params: BeamSearchConfig | None = None,
     *,
     start_id: int | None = None,
     use_cache: bool = True,
     **fields: Any,
 ) -> list[list[ScoredCompletion]]:
-    """For each prompt ``num_return_sequences`` completions, best first. ``fields`` are those of :class:`BeamParams`.
+    """``num_return_sequences`` completions for each prompt, best first; ``fields`` of :class:`BeamSearchConfig`.
 
     The tokenizer's end-of-text token ends a sequence. For an encoder–decoder the texts are sources, and its decoder
     begins with ``start_id`` (None: the tokenizer's begin token).
     """
     refuse_beside(params, fields)
-    given = BeamParams(**fields) if params is None else params
+    given = BeamSearchConfig(**fields) if params is None else params
     ask = model_inputs(checkpoint, prompts, start_id)
     full = with_end(given, ask.tokenizer.eos_id)
     found = beam_search(
@@ -176,9 +183,9 @@ def generate_n_best(
     return [[_completion(ask.tokenizer, hypothesis) for hypothesis in row] for row in found]
 
 
-def _completion(tokenizer: Tokenizer, found: Hypothesis) -> ScoredCompletion:
-    said = found.tokens[:-1] if found.finish_reason == "stop" else found.tokens
-    text = b"".join(map(tokenizer.token_bytes, said)).decode("utf-8", "replace")
+def _completion(tokenizer: TokenizerLike, found: Hypothesis) -> ScoredCompletion:
+    tokens = found.tokens[:-1] if found.finish_reason == "stop" else found.tokens
+    text = b"".join(map(tokenizer.token_bytes, tokens)).decode("utf-8", "replace")
     return ScoredCompletion(text, found.tokens, found.logprobs, found.finish_reason, found.score)
 
 
@@ -244,10 +251,10 @@ class TextGeneration:
         return [Completion(*row) for row in zip(texts, self.tokens, self.logprobs, self.reasons, strict=True)]
 
 
-def _each(params: Params | None, fields: dict[str, Any], count: int) -> list[GenerationParams]:
-    if isinstance(params, BeamParams) or "num_beams" in fields:
+def _each(params: Params | None, fields: dict[str, Any], count: int) -> list[GenerationConfig]:
+    if isinstance(params, BeamSearchConfig) or "num_beams" in fields:
         raise InputError("a beam search has no text before its end; use generate")
     if params is None:
-        return [GenerationParams(**fields)] * count
+        return [GenerationConfig(**fields)] * count
     refuse_beside(params, fields)
-    return [params] * count if isinstance(params, GenerationParams) else list(params)
+    return [params] * count if isinstance(params, GenerationConfig) else list(params)

@@ -179,8 +179,8 @@ def _layer(layer: Any, usual: str, two_way: bool) -> Any:
         layer["rule"] = _canonical(layer["rule"])
     if layer.get("position") is not None:
         layer["position"] = _position(layer["position"], two_way)
-    said = {key for key, value in layer.items() if value is not None}
-    return layer["rule"] if said == {"rule"} else layer
+    given = {key for key, value in layer.items() if value is not None}
+    return layer["rule"] if given == {"rule"} else layer
 
 
 def _canonical(text: str) -> str:
@@ -212,8 +212,8 @@ def _head(head: Any, family: str) -> Any:
 
 def _cross(attention: Any) -> dict[str, Any]:
     """Attention to the memory as attention to oneself; what only that can do is left out."""
-    said = attention if isinstance(attention, Mapping) else attention.model_dump()
-    return {name: value for name, value in said.items() if name != "attention_sinks"}
+    given = attention if isinstance(attention, Mapping) else attention.model_dump()
+    return {name: value for name, value in given.items() if name != "attention_sinks"}
 
 
 def _attention(attention: dict[str, Any], stack: Mapping[str, Any]) -> dict[str, Any]:

@@ -160,8 +160,8 @@ class Model(nn.Module):
         if self.token_types is not None:
             x_BTD = self.token_types(x_BTD, batch.types, coords)
         x_BTD = self.embedding_norm(self.positions(x_BTD, coords))
-        embedded: Tensor = self.embedding_dropout(zero_padding(x_BTD, coords))
-        return embedded
+        entered: Tensor = self.embedding_dropout(zero_padding(x_BTD, coords))
+        return entered
 
     @property
     def head(self) -> nn.Module:

@@ -39,21 +39,21 @@ _CACHE: frozenset[Capability] = frozenset({"cache", "reorder", "crop", "snapshot
 class ProbedCache:
     """A contiguous cache whose unused slots can be written to, to see that nobody reads them."""
 
-    held: ContiguousCache
+    cache: ContiguousCache
 
     def reorder(self, index_B: Tensor) -> None:
-        self.held.reorder(index_B)
+        self.cache.reorder(index_B)
 
     def crop(self, keep: int) -> None:
-        self.held.crop(keep)
+        self.cache.crop(keep)
 
     def snapshot(self) -> ProbedCache:
-        return ProbedCache(self.held.snapshot())
+        return ProbedCache(self.cache.snapshot())
 
     def fill_unused(self, value: float) -> None:
-        for layer in self.held.layers:
+        for layer in self.cache.layers:
             for tensor in layer.tensors:
-                tensor[:, self.held.length :] = value
+                tensor[:, self.cache.length :] = value
 
 
 class ModelProbe(Probe):
@@ -183,10 +183,10 @@ class DecoderProbe(ModelProbe):
         real_BT = batch.token_mask
         first_B1 = batch.positions.masked_fill(~real_BT, torch.iinfo(torch.int64).max).amin(1, keepdim=True)
         relative_BT = torch.where(real_BT, batch.positions - first_B1, 0)
-        if cache.held.memory is not None:
+        if cache.cache.memory is not None:
             batch = batch.replace(source=None)
         host = batch.to("cpu").replace(positions=relative_BT.cpu())  # where its layout can be read off
-        return self._scores(host.to(device), cache.held)
+        return self._scores(host.to(device), cache.cache)
 
 
 class EncoderDecoderProbe(DecoderProbe):

@@ -61,5 +61,5 @@ def _new_rows(old: Tensor, count: int, generator: torch.Generator | None) -> Ten
     if generator is None:
         return mean
     spread = old.double().std(0, correction=0)
-    dice = torch.randn(mean.shape, generator=generator, dtype=torch.float64)
-    return mean + SPREAD * spread * dice.to(old.device)
+    noise = torch.randn(mean.shape, generator=generator, dtype=torch.float64)
+    return mean + SPREAD * spread * noise.to(old.device)

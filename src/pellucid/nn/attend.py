@@ -7,6 +7,7 @@ the host knows. Every backend gives what :mod:`~pellucid.nn.backends.reference` 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any, get_args
 
 import torch
@@ -21,6 +22,7 @@ from pellucid.visibility import Coordinates, Rule, parse
 __all__ = ["BACKENDS", "AttentionOptions", "Backend", "attend", "choose", "probabilities"]
 
 BACKENDS: tuple[str, ...] = get_args(Backend)
+_BACKENDS = {"reference": reference.attend, "sdpa": sdpa.attend, "varlen": varlen.attend}
 
 
 def attend(
@@ -50,22 +52,22 @@ def attend(
     """
     call = AttentionInputs(q_BTNH, k_BSKH, v_BSKU, rule, q_coords, k_coords, bias, sink_logits, options)
     if not torch.compiler.is_compiling():
-        return _run(call)
+        return _kernel(call)(call)
     # one operator of the graph, where the rule has a text and nothing random would be computed twice
     return torch.compiler.disable(_run)(call) if rule.is_slot_mask or options.dropout else _compiled(call)
 
 
-def _run(call: AttentionInputs) -> Tensor:
+def _kernel(call: AttentionInputs) -> Callable[[AttentionInputs], Tensor]:
+    """The backend's function for this call, whose shapes are checked first."""
     _check(call)
     backend = choose(call) if call.options.backend == "auto" else call.options.backend
-    match backend:
-        case "reference":
-            return reference.attend(call)
-        case "sdpa":
-            return sdpa.attend(call)
-        case "varlen":
-            return varlen.attend(call)
-    raise UnsupportedError(f"there is no attention backend {backend!r}; choose one of {', '.join(BACKENDS)}")
+    if backend not in _BACKENDS:
+        raise UnsupportedError(f"there is no attention backend {backend!r}; choose one of {', '.join(BACKENDS)}")
+    return _BACKENDS[backend]
+
+
+def _run(call: AttentionInputs) -> Tensor:
+    return _kernel(call)(call)
 
 
 def choose(call: AttentionInputs) -> str:

@@ -125,8 +125,8 @@ def _cross(theirs: Any) -> CrossAttention:
 
 
 def _heads(theirs: nn.MultiheadAttention) -> dict[str, Any]:
-    for name, asked in (("add_bias_kv", theirs.bias_k is not None), ("add_zero_attn", theirs.add_zero_attn)):
-        if asked:
+    for name, given in (("add_bias_kv", theirs.bias_k is not None), ("add_zero_attn", theirs.add_zero_attn)):
+        if given:
             raise UnsupportedError(f"{name} adds a key that is no token, which has no counterpart here")
     return {
         "num_heads": theirs.num_heads,

@@ -100,9 +100,9 @@ class RunDatasets:
         if reads_text(self.config.objective):
             train, heldout = self.sides
             return {"train": train.digest(), "heldout": heldout.digest(), "tokens": loader.store.digest()}
-        learnt = loader.examples.digest()
+        train_digest = loader.examples.digest()
         kept = self.heldout.digest()
-        return {"train": learnt, "heldout": kept, "tokens": learnt}
+        return {"train": train_digest, "heldout": kept, "tokens": train_digest}
 
     @property
     def _ends(self) -> bool:

@@ -22,7 +22,7 @@ from pellucid.data.corpus import Document
 from pellucid.data.loader import Loader
 from pellucid.data.objectives import causal
 from pellucid.errors import ConfigError, DataError
-from pellucid.generation import GenerationParams, generate_ids
+from pellucid.generation import GenerationConfig, generate_ids
 from pellucid.models.model import Model
 from pellucid.nn.losses import Loss
 from pellucid.training import objectives
@@ -151,7 +151,7 @@ def generation_tasks(batch: Batch) -> Iterator[Task]:
 def exact_matches(model: Model, tasks: list[Task], eos_id: int | None = None) -> list[bool]:
     """Whether greedy decoding writes each target, the end token included where it has one."""
     ends = () if eos_id is None else (eos_id,)
-    params = [GenerationParams(max_new_tokens=len(target), stop_token_ids=ends) for _, _, target in tasks]
+    params = [GenerationConfig(max_new_tokens=len(target), stop_token_ids=ends) for _, _, target in tasks]
     sources = [source for source, _, _ in tasks if source is not None]
     was_training = model.training
     model.eval()

@@ -45,7 +45,7 @@ class MetricsLog:
             routing = {} if event.routing is None else {"routing": event.routing._asdict()}
             self._write({"kind": "step", **_fields(event, "routing", "item"), **routing})
         elif isinstance(event, Validated):
-            found = {} if event.found is None else event.found.said()
+            found = {} if event.found is None else event.found.to_dict()
             broadcast = {name: value for name, value in _fields(event, "found").items() if value is not None}
             self._write({"kind": "validation", **broadcast, **found})
 
@@ -136,11 +136,11 @@ def _record(line: bytes) -> dict[str, Any] | None:
 def broadcast(listeners: Sequence[Listener]) -> Listener:
     """One listener that calls all of them."""
 
-    def tell(event: Event) -> None:
+    def listener(event: Event) -> None:
         for listener in listeners:
             listener(event)
 
-    return tell
+    return listener
 
 
 @contextmanager

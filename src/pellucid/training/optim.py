@@ -66,8 +66,8 @@ class OptimizerSet:
         self.parameters = list(names.values())
         self._names = {id(parameter): name for name, parameter in names.items()}
         self._peaks = [(group, float(group["lr"])) for part in parts.values() for group in part.param_groups]
-        held = [id(p) for part in parts.values() for group in part.param_groups for p in group["params"]]
-        assert sorted(held) == sorted(self._names), "every parameter belongs to exactly one optimizer"
+        owned = [id(p) for part in parts.values() for group in part.param_groups for p in group["params"]]
+        assert sorted(owned) == sorted(self._names), "every parameter belongs to exactly one optimizer"
 
     def set_learning_rate(self, multiplier: float) -> float:
         """Set every rate to its peak times ``multiplier``; returns :attr:`learning_rate`."""
@@ -130,7 +130,7 @@ def _check_complete(
     names: Mapping[int, str],
 ) -> None:
     """Either nothing was ever stepped, or every parameter remembers the same things."""
-    wanted = {what for held in memory.values() for what in held}
+    wanted = {what for entries in memory.values() for what in entries}
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             missing = wanted - set(memory.get(parameter, {}))

@@ -59,7 +59,7 @@ class Validation(NamedTuple):
             return f"{self.bits_per_byte:.4f} bits/byte"
         return ", ".join(map(str, self.metrics)) or f"{self.loss:.4f} a {self.item}"
 
-    def said(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """What belongs in the log besides the sums; nothing for bits per byte."""
         if self.bytes:
             return {}
@@ -85,10 +85,10 @@ def read_back(line: dict[str, Any]) -> Validation | None:
     return Validation(nats, tokens, 0, documents, item, known, baseline) if len(known) == len(found) else None
 
 
-def _metric(name: str, said: Any) -> MetricValue | None:
-    if not isinstance(said, dict):
+def _metric(name: str, to_dict: Any) -> MetricValue | None:
+    if not isinstance(to_dict, dict):
         return None
-    value, baseline = said.get("value"), said.get("baseline")
+    value, baseline = to_dict.get("value"), to_dict.get("baseline")
     if type(value) is not float or (baseline is not None and type(baseline) is not float):
         return None
     return MetricValue(name, value, baseline)
@@ -138,7 +138,7 @@ class TrainResult:
             "heldout_bytes": None if found is None else found.bytes,
             "heldout_documents": None if found is None else found.documents,
             "heldout_loss": None if found is None else found.loss,
-            **({} if found is None else {f"heldout_{name}": value for name, value in found.said().items()}),
+            **({} if found is None else {f"heldout_{name}": value for name, value in found.to_dict().items()}),
             "interrupted": self.interrupted,
             "signal": self.signal or None,
         }

@@ -113,12 +113,12 @@ def examine(path: Path) -> state.TrainerState:
 
 def _pointer_problem(run: RunFolder) -> str:
     try:
-        pointed = run.read_pointer("last")
+        target = run.read_pointer("last")
     except CheckpointError as error:
         return str(error)
-    if pointed is None or pointed.is_dir():
+    if target is None or target.is_dir():
         return ""
-    return f"{run.path / 'last'} points to {pointed.name}, which is not there"
+    return f"{run.path / 'last'} points to {target.name}, which is not there"
 
 
 def refuse_other_model(config: TrainConfig, point: ResumePoint) -> None:
@@ -157,7 +157,7 @@ def refuse_shorter(config: TrainConfig, run: RunFolder, trainer_state: state.Tra
             )
 
 
-def repair_folder(run: RunFolder, point: ResumePoint, tell: Listener) -> None:
+def repair_folder(run: RunFolder, point: ResumePoint, listener: Listener) -> None:
     """Put the folder right, and say what was passed over."""
     trainer_state = point.trainer_state
     moved = run.repair_folder(point.checkpoint, {path for path, _ in point.passed}, trainer_state.best_step)
@@ -165,11 +165,11 @@ def repair_folder(run: RunFolder, point: ResumePoint, tell: Listener) -> None:
         return
     where = f"the run in {run.path} continues from {point.checkpoint.name}"
     for path, reason in point.passed:
-        tell(Warned(f"{path.name} cannot be used ({reason}) and is moved to {moved[path].name}; {where}"))
+        listener(Warned(f"{path.name} cannot be used ({reason}) and is moved to {moved[path].name}; {where}"))
     if point.pointer:
-        tell(Warned(f"{point.pointer}; {where}, the newest that is whole"))
+        listener(Warned(f"{point.pointer}; {where}, the newest that is whole"))
     if trainer_state.best_step is not None and run.read_pointer("best") is None:
-        tell(Warned(f"{step_name(trainer_state.best_step)}, the best so far, is not there any more; {where}"))
+        listener(Warned(f"{step_name(trainer_state.best_step)}, the best so far, is not there any more; {where}"))
 
 
 _MOST = 3

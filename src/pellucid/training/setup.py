@@ -68,16 +68,16 @@ def prepare(config: TrainConfig, run: RunFolder, last: Path | None, warn: Callab
     sample = draw(heldout, config.evaluation.num_documents) if by_bytes else []
     tokenizer = make_tokenizer(config, train) if last is None else Tokenizer.load(last / store.TOKENIZER)
     _check_fit(config, tokenizer)
-    material = RunDatasets(config, sides, tokenizer, warn)
-    loader = material.loader()
+    datasets = RunDatasets(config, sides, tokenizer, warn)
+    loader = datasets.loader()
     model = build(config.model, seed=config.seed, device=config.device)
     model.gradient_checkpointing = config.gradient_checkpointing
     model.label_smoothing = config.label_smoothing_factor
     _check_lengths(config, model)
-    evaluator = None if by_bytes else Evaluator(config, loader, material.heldout_loader, tokenizer.eos_id)
+    evaluator = None if by_bytes else Evaluator(config, loader, datasets.heldout_loader, tokenizer.eos_id)
     optimizers = make_optimizers(model, config.optimizer)
     run.refuse_without_room(_checkpoint_size(model))
-    data = data_digests(material, loader)
+    data = data_digests(datasets, loader)
     compare_environment(run, data, last, warn)
     trainer_state = state.TrainerState() if last is None else restore_checkpoint(last, model, loader, optimizers)
     facts = {
@@ -86,7 +86,7 @@ def prepare(config: TrainConfig, run: RunFolder, last: Path | None, warn: Callab
         "data": data,
         "tokenizer": tokenizer.digest(),
     }
-    classes = material.classes
+    classes = datasets.classes
     return RunComponents(
         heldout, sample, evaluator, classes, tokenizer, loader, model, optimizers, trainer_state, facts
     )
@@ -149,13 +149,13 @@ def make_tokenizer(config: TrainConfig, train: Corpus) -> Tokenizer:
     )
 
 
-def data_digests(material: RunDatasets, loader: Loader) -> dict[str, str]:
+def data_digests(datasets: RunDatasets, loader: Loader) -> dict[str, str]:
     """Digests of the data, and of its files one by one."""
-    train, heldout = material.sides
-    said = material.digests(loader) | {"files": listing(train)}
+    train, heldout = datasets.sides
+    digests = datasets.digests(loader) | {"files": listing(train)}
     if heldout is not train:
-        said["heldout_files"] = listing(heldout)
-    return said
+        digests["heldout_files"] = listing(heldout)
+    return digests
 
 
 def compare_environment(run: RunFolder, data: dict[str, str], last: Path | None, warn: Callable[[str], None]) -> None:

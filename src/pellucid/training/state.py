@@ -51,9 +51,9 @@ def save_state(folder: Path, trainer_state: TrainerState, optimizers: OptimizerS
     tensors = {f"optimizer/{name}": tensor for name, tensor in optimizers.state_tensors().items()}
     tensors |= {f"random/{name}": tensor for name, tensor in random_state().items()}
     tensors_sha256 = write_tensors(folder / _TENSORS, tensors)
-    said = {"schema_version": _VERSION, "tensors_sha256": tensors_sha256, **asdict(trainer_state)}
-    said["sha256"] = canonical_digest(said)
-    (folder / _COUNTERS).write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
+    record = {"schema_version": _VERSION, "tensors_sha256": tensors_sha256, **asdict(trainer_state)}
+    record["sha256"] = canonical_digest(record)
+    (folder / _COUNTERS).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
 def load_state(folder: Path, optimizers: OptimizerSet) -> TrainerState:
@@ -122,43 +122,43 @@ def read_trainer_state(folder: Path, *, tensors: bool = True) -> TrainerState:
     The tensors are left unread without ``tensors``.
     """
     path = folder / _COUNTERS
-    said = read_json(path, _LARGEST)
-    version = said.get("schema_version")
+    record = read_json(path, _LARGEST)
+    version = record.get("schema_version")
     if type(version) is not int or version != _VERSION:
         raise CheckpointError(
             f"{path} has schema_version {str(version)[:40]}, this version reads {_VERSION}; "
             "use the Pellucid that wrote it, or a newer one"
         )
     known = {"schema_version", "tensors_sha256", "sha256", *(f.name for f in fields(TrainerState))}
-    if odd := sorted(known ^ said.keys()):
+    if odd := sorted(known ^ record.keys()):
         raise CheckpointError(f"{path} lacks or does not know {str(odd[0])[:80]!r}; it was changed or damaged")
-    _check_trainer_state(path, said)
-    noted = said.pop("sha256")
-    if noted != (found := canonical_digest(said)):
+    _check_trainer_state(path, record)
+    noted = record.pop("sha256")
+    if noted != (found := canonical_digest(record)):
         _refuse_digest(f"{path} says something else than when it was written", found, noted)
-    del said["schema_version"]
-    noted = said.pop("tensors_sha256")
+    del record["schema_version"]
+    noted = record.pop("tensors_sha256")
     if tensors and noted != (found := digest(folder / _TENSORS)):
         _refuse_digest(f"{folder / _TENSORS} is not what {_COUNTERS} was written with", found, noted)
-    return TrainerState(**said)
+    return TrainerState(**record)
 
 
 def _refuse_digest(what: str, found: str, noted: object) -> NoReturn:
     raise CheckpointError(f"{what} (SHA-256 {found[:16]}…, noted {str(noted)[:16]}…); it was changed or damaged")
 
 
-def _check_trainer_state(path: Path, said: Mapping[str, Any]) -> None:
+def _check_trainer_state(path: Path, record: Mapping[str, Any]) -> None:
     """Every field has the type and the range that a run gives it."""
-    step, best, best_step = said["step"], said["best"], said["best_step"]
-    wanted = {name: (_is_count(said[name]), "a count") for name in ("step", "tokens")}
-    wanted |= {name: (_is_amount(said[name]), "an amount of time") for name in ("minutes", "training_seconds")}
+    step, best, best_step = record["step"], record["best"], record["best_step"]
+    wanted = {name: (_is_count(record[name]), "a count") for name in ("step", "tokens")}
+    wanted |= {name: (_is_amount(record[name]), "an amount of time") for name in ("minutes", "training_seconds")}
     wanted["best"] = (best is None or _is_amount(best), "a loss or null")
     wanted["best_step"] = (best_step is None or _is_count(best_step), "a step or null")
-    wanted["loader"] = (isinstance(said["loader"], dict), "a cursor of the loader")
+    wanted["loader"] = (isinstance(record["loader"], dict), "a cursor of the loader")
     for name, (right, kind) in wanted.items():
         if not right:
             raise CheckpointError(
-                f"{path}: {name} is {yaml_repr(said[name])}, but must be {kind}; put the file back as it was written"
+                f"{path}: {name} is {yaml_repr(record[name])}, but must be {kind}; put the file back as it was written"
             )
     if (best is None) != (best_step is None) or (best_step is not None and best_step > step):
         raise CheckpointError(

@@ -44,9 +44,9 @@ class Layout:
         rows, slots = segment.shape
         if not slots:
             return cls(rows, 0, ())
-        goes_on = (segment[:, 1:] == segment[:, :-1]) & (position[:, 1:] == position[:, :-1] + 1)
-        begins = np.concatenate([np.ones((rows, 1), dtype=bool), ~goes_on], axis=1) & (segment != 0)
-        ends = np.concatenate([~goes_on, np.ones((rows, 1), dtype=bool)], axis=1) & (segment != 0)
+        continues = (segment[:, 1:] == segment[:, :-1]) & (position[:, 1:] == position[:, :-1] + 1)
+        begins = np.concatenate([np.ones((rows, 1), dtype=bool), ~continues], axis=1) & (segment != 0)
+        ends = np.concatenate([~continues, np.ones((rows, 1), dtype=bool)], axis=1) & (segment != 0)
         row, start = np.nonzero(begins)
         stop = np.nonzero(ends)[1] + 1
         fields = zip(row, start, stop, segment[row, start], position[row, start], strict=True)

@@ -211,8 +211,8 @@ def _count(value: int, name: str, least: int, hint: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigError(f"{name} takes a whole number, not {value!r}")
     if value > _MOST:
-        said = value if value.bit_length() <= 128 else f"a number of {value.bit_length()} bits"
-        raise ConfigError(f"{name} is {said}, but must be at most {_MOST}; {hint}")
+        shown = value if value.bit_length() <= 128 else f"a number of {value.bit_length()} bits"
+        raise ConfigError(f"{name} is {shown}, but must be at most {_MOST}; {hint}")
     if value < least:
         raise ConfigError(f"{name} is {value}, but must be at least {least}; {hint}")
     return value

@@ -22,6 +22,8 @@ from pellucid.audits.checks import (
 )
 from pellucid.audits.checks.check import Check
 
+__all__ = ["CHECKS", "Check"]
+
 CHECKS: dict[str, Check] = {
     module.CHECK.name: module.CHECK
     for module in (

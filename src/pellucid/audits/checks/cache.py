@@ -88,9 +88,9 @@ def _chunks(
     """``explain``: look for the token that is seen otherwise, which takes two runs a token."""
     alone = [batch.tokens[row, batch.slots(row)].tolist() for row in range(batch.shape[0])]
 
-    def cached(run: TargetRun, asked: Batch) -> Tensor:
-        rows, slots = asked.shape
-        return run.chunked(asked, chunks, run.probe.new_cache(rows, slots + spare))
+    def cached(run: TargetRun, request: Batch) -> Tensor:
+        rows, slots = request.shape
+        return run.chunked(request, chunks, run.probe.new_cache(rows, slots + spare))
 
     def place(run: TargetRun, index: Index) -> tuple[Location, str]:
         row, query = index
@@ -114,8 +114,8 @@ def _seen_otherwise(
     def moves(before: Tensor, after: Tensor) -> bool:
         return float(max_abs_diff(before, after)) > limit * logit_scale(before)
 
-    def alone(asked: Batch) -> Tensor:
-        return run.logits(Batch.from_rows([asked.tokens[row, slots].tolist()]))[0, number]
+    def alone(request: Batch) -> Tensor:
+        return run.logits(Batch.from_rows([request.tokens[row, slots].tolist()]))[0, number]
 
     whole, through = alone(batch), cached(run, batch)[row, query]
     places = sorted(batch.token_mask.nonzero().tolist(), key=lambda place: (place[0] != row, place))

@@ -27,7 +27,7 @@ def run(context: AuditContext) -> Iterator[Finding]:
     """As it is, with every probability raised to a half, with every probability 0; then train mode."""
     batch = Batch.from_rows([context.tokens(5) for _ in range(4)])
     yield _random_in_eval(context.native, "eval mode", batch, "in eval mode")
-    for case, ask in (("raised to 0.5", _raised), ("set to 0", _silenced), ("train mode", _in_train)):
+    for case, ask in (("raised to 0.5", _raised), ("set to 0", _set_to_zero), ("train mode", _in_train)):
         yield skip_if_unsupported(NAME, case, partial(ask, context, case, batch))
 
 
@@ -71,27 +71,27 @@ def _beyond(run: TargetRun, first: Tensor, second: Tensor) -> bool:
 
 def _raised(context: AuditContext, case: str, batch: Batch) -> Finding:
     """A dropout that eval mode does not stop shows best when it drops half."""
-    twin = deep_copy(context.native)
-    count = set_dropout(module_of(twin), lambda _: 0.5)
+    copied = deep_copy(context.native)
+    count = set_dropout(module_of(copied), lambda _: 0.5)
     if not count:
         return Finding(NAME, "not_applicable", "no dropout probability was found in the target", case)
     try:
-        twin.logits(batch)
+        copied.logits(batch)
     except Exception as error:
         raise UnsupportedError(f"with {count} numbers set to 0.5 it raises {type(error).__name__}") from error
-    return _random_in_eval(twin, case, batch, f"with {count} probabilities at 0.5, in eval mode,")
+    return _random_in_eval(copied, case, batch, f"with {count} probabilities at 0.5, in eval mode,")
 
 
-def _silenced(context: AuditContext, case: str, batch: Batch) -> Finding:
+def _set_to_zero(context: AuditContext, case: str, batch: Batch) -> Finding:
     """In eval mode the probabilities do not matter."""
-    twins = {id(run): deep_copy(run) for run in context.runs}
-    count = sum(set_dropout(module_of(twin), lambda _: 0.0) for twin in twins.values()) // len(twins)
+    copies = {id(run): deep_copy(run) for run in context.runs}
+    count = sum(set_dropout(module_of(copied), lambda _: 0.0) for copied in copies.values()) // len(copies)
     if not count:
         return Finding(NAME, "not_applicable", "no dropout probability was found in the target", case)
 
     def measure(run: TargetRun) -> Deviation:
         before = run.logits(batch)
-        return Deviation(run, max_abs_diff(before, twins[id(run)].logits(batch)), logit_scale(before))
+        return Deviation(run, max_abs_diff(before, copies[id(run)].logits(batch)), logit_scale(before))
 
     readings = context.read(measure)
     verdict = judge(context, readings, bits=False)
@@ -105,35 +105,35 @@ def _silenced(context: AuditContext, case: str, batch: Batch) -> Finding:
 
 def _in_train(context: AuditContext, case: str, batch: Batch) -> Finding:
     """Where something is to be dropped, train mode has to drop it."""
-    twin = deep_copy(context.native)
-    module = module_of(twin)
+    copied = deep_copy(context.native)
+    module = module_of(copied)
     active = [place for place in probabilities(module, nested=False) if place.drops > 0]
     if not active:
         return Finding(NAME, "not_applicable", "every dropout probability is 0", case)
     for place in active:
         place.set(max(place.drops, 0.5))
     good = "in train mode answers vary with the random numbers, as dropout makes them"
-    if _varies(twin, batch):
+    if _varies(copied, batch):
         return Finding(NAME, "pass", good, case)
     zeros = [name for name, weight in module.named_parameters() if weight.dim() > 1 and not bool(weight.any())]
     with torch.no_grad():
         for name in zeros:
             module.get_parameter(name).normal_(0, 0.1)
-    if zeros and _varies(twin, batch):
+    if zeros and _varies(copied, batch):
         message = f"{good}, once {zeros[0]} is no longer all 0 and lets through what is dropped"
         return Finding(NAME, "pass", message, case)
     message = f"{active[0].path} is {active[0].drops:g}, but in train mode nothing is ever dropped"
     return Finding(NAME, "fragile", message, case)
 
 
-def _varies(twin: TargetRun, batch: Batch) -> bool:
+def _varies(copied: TargetRun, batch: Batch) -> bool:
     """Whether a copy in train mode answers otherwise under other random numbers."""
-    module, answers = module_of(twin), []
+    module, answers = module_of(copied), []
     with preserve_state(module, weights=False):
         module.train()
         for seed in _SEEDS:
             reseeded(seed)
-            answers.append(twin.differentiable(batch).detach().cpu().clone())
+            answers.append(copied.differentiable(batch).detach().cpu().clone())
     return not all(torch.equal(answers[0], other) for other in answers[1:])
 
 

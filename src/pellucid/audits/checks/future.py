@@ -26,7 +26,7 @@ _SHORT = 64  # of longer rows less is run twice
 def run(context: AuditContext) -> Iterator[Finding]:
     """Change one token at a time and watch all outputs before it."""
     flow = flow_of(context)
-    hidden_TT = ahead_of(flow.may) & ~flow.may
+    hidden_TT = later_keys(flow.may) & ~flow.may
     if not bool(hidden_TT.any()):
         rules = ", ".join(dict.fromkeys(rule.describe() for rule in context.probe.rules))
         yield Finding(NAME, "not_applicable", f"the declared rules ({rules}) hide nothing ahead")
@@ -41,7 +41,7 @@ def run(context: AuditContext) -> Iterator[Finding]:
     if context.can("cache"):
         yield skip_if_unsupported(NAME, _CACHED, lambda: _cached(context, flow.row))
     if context.can("embeddings") and not result.failed:
-        yield skip_if_no_gradient(NAME, "gradient", lambda: gradient_kept(context, flow, ahead_of(flow.may), NAME))
+        yield skip_if_no_gradient(NAME, "gradient", lambda: gradient_kept(context, flow, later_keys(flow.may), NAME))
 
 
 def _behind_cuts(context: AuditContext, flow: InfluenceMatrix) -> Iterator[Finding]:
@@ -53,18 +53,18 @@ def _behind_cuts(context: AuditContext, flow: InfluenceMatrix) -> Iterator[Findi
             context, flow.changes, informative_cuts(len(flow.row), max(4, rows)), NAME, "whole tails", exact=True
         )
     for way in context.probe.call_modes:
-        asked = Perturbations(context, flow.row, partial(_asked, way), most=1)
-        yield perturb_suffixes(context, asked, cuts, NAME, way)
+        queried = Perturbations(context, flow.row, partial(_in_mode, way), most=1)
+        yield perturb_suffixes(context, queried, cuts, NAME, way)
     if len(flow.row) > 3:
         yield _shorter(context, flow.changes)
 
 
-def _asked(way: str, run: TargetRun, batch: Batch) -> Tensor:
+def _in_mode(way: str, run: TargetRun, batch: Batch) -> Tensor:
     with run.probe.call_mode(way):
         return run.logits(batch)
 
 
-def ahead_of(may_TT: Tensor) -> Tensor:
+def later_keys(may_TT: Tensor) -> Tensor:
     """``Bool[T, T]``: pairs whose key comes after the query."""
     return torch.ones_like(may_TT).triu(1)
 
@@ -82,11 +82,11 @@ def _cached(context: AuditContext, row: list[int]) -> Finding:
         return result
     near = [] if result.where is None or result.where.key is None else [result.where.key]
     flow = measured(context, Perturbations(context, row, _chunked, first=near))
-    told = assert_no_influence(context, flow, ahead_of(flow.may), NAME, _CACHED, lambda q, k: "")
+    cached = assert_no_influence(context, flow, later_keys(flow.may), NAME, _CACHED, lambda q, k: "")
     nobody_looks_ahead = all(
         rule.lookahead == 0 for rule in context.probe.rules
     )  # then nothing behind a cut may move it
-    return result if told.status == "pass" and nobody_looks_ahead else told
+    return result if cached.status == "pass" and nobody_looks_ahead else cached
 
 
 def _chunks(slots: int) -> list[int]:
@@ -136,15 +136,15 @@ def gradient_kept(context: AuditContext, flow: InfluenceMatrix, among_TT: Tensor
         message = "no gradient flows to a token that must not be seen, from single outputs and from all before a cut"
         return Finding(check, "pass", message, "gradient", size=size, decided=decided)
     number, key = (hidden_RT > limit).nonzero()[0].tolist()
-    asked = asked_RT[number].nonzero()[:, 0].tolist()
-    which = f"outputs up to {asked[-1]}" if len(asked) > 1 else f"output at {asked[0]}"
-    said = f"a gradient flows from the {which} to token {key}"
-    felt = [query for query in flow.changes.felt(context.runs[-1], key) if query in asked]
+    queried = asked_RT[number].nonzero()[:, 0].tolist()
+    which = f"outputs up to {queried[-1]}" if len(queried) > 1 else f"output at {queried[0]}"
+    message = f"a gradient flows from the {which} to token {key}"
+    felt = [query for query in flow.changes.felt(context.runs[-1], key) if query in queried]
     if felt:
-        said += f", and changing it moves the output at {felt[-1]}"
-        return Finding(check, "leak", said, "gradient", Location(0, felt[-1], key), size)
-    said += ", although changing it moved nothing"
-    return Finding(check, "fragile", said, "gradient", Location(0, asked[-1], key), size)
+        message += f", and changing it moves the output at {felt[-1]}"
+        return Finding(check, "leak", message, "gradient", Location(0, felt[-1], key), size)
+    message += ", although changing it moved nothing"
+    return Finding(check, "fragile", message, "gradient", Location(0, queried[-1], key), size)
 
 
 def _shorter(context: AuditContext, changes: Perturbations) -> Finding:

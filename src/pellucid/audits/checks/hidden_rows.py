@@ -132,10 +132,10 @@ def pooled(context: AuditContext, check: str) -> Iterator[Finding]:
     """
     rows = rows_of(context, (3, 5))
     for name in _names(context, rows):
-        verdicts = {side: _judged(context, name, rows, side) for side in context.one_sided}
+        verdicts = {side: _verdict(context, name, rows, side) for side in context.one_sided}
         sound = [side for side, verdict in verdicts.items() if verdict.status != "leak"]
         for side, verdict in verdicts.items():
-            yield _told(check, name, side, verdict, sound)
+            yield _finding(check, name, side, verdict, sound)
 
 
 def _names(context: AuditContext, rows: list[list[int]]) -> list[str]:
@@ -147,7 +147,7 @@ def _names(context: AuditContext, rows: list[list[int]]) -> list[str]:
     return [name for name, value in shorter.items() if name in longer and longer[name].shape == value.shape]
 
 
-def _told(check: str, name: str, side: Side, verdict: Verdict, sound: list[Side]) -> Finding:
+def _finding(check: str, name: str, side: Side, verdict: Verdict, sound: list[Side]) -> Finding:
     case, size = f"{name}, {side} padding", verdict.size
     if verdict.status == "pass":
         return Finding(check, "pass", f"{name} is of real tokens only", case, size=size, decided=verdict.decided)
@@ -158,7 +158,7 @@ def _told(check: str, name: str, side: Side, verdict: Verdict, sound: list[Side]
     return Finding(check, verdict.status, message, case, Location(*verdict.first[:1]), size, verdict.decided)
 
 
-def _judged(context: AuditContext, name: str, rows: list[list[int]], side: Side) -> Verdict:
+def _verdict(context: AuditContext, name: str, rows: list[list[int]], side: Side) -> Verdict:
     readings = context.read(lambda run: _moved(run, name, rows, side))
     return judge(context, readings, bits=False)
 

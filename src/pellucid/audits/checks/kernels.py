@@ -86,7 +86,7 @@ def _with_noise(run: TargetRun, names: tuple[str, ...], context: AuditContext) -
     module = run.probe.module
     if module is None or run.dtype != torch.float64:
         return run
-    twin, batch = copy.copy(run), Batch.from_rows([context.tokens(min(9, context.length))])
+    copied, batch = copy.copy(run), Batch.from_rows([context.tokens(min(9, context.length))])
 
     def by(name: str) -> Tensor:
         try:
@@ -95,11 +95,11 @@ def _with_noise(run: TargetRun, names: tuple[str, ...], context: AuditContext) -
         except (UnsupportedError, NotImplementedError, ImportError, ValueError, RuntimeError):
             return torch.zeros(1)  # it refuses, which is told later
 
-    twin.noise = max(twin.noise, rounding_noise(module, [partial(by, name) for name in names]))
-    if twin.noise > 1e-10:
+    copied.noise = max(copied.noise, rounding_noise(module, [partial(by, name) for name in names]))
+    if copied.noise > 1e-10:
         float32 = 1e-7 * logit_scale(run.logits(batch))
-        twin.noise = max(twin.noise, float32) if context.native.dtype in _COARSE else float32
-    return twin
+        copied.noise = max(copied.noise, float32) if context.native.dtype in _COARSE else float32
+    return copied
 
 
 def _layouts(context: AuditContext) -> Iterator[_Layout]:
@@ -130,7 +130,7 @@ def _compared(
     answers: dict[str, list[_Answer | None]] = {}
     for name in names:
         case = f"{name}, {layout.name}"
-        why, given = _asked(context, layout, name, runs)
+        why, given = _outcome(context, layout, name, runs)
         if why:
             yield Finding(NAME, "not_applicable", f"{name} refuses: {why}", case)
             continue
@@ -142,7 +142,7 @@ def _compared(
         yield Finding(NAME, "not_applicable", f"{len(answers)} implementation(s) answer {layout.name}", layout.name)
 
 
-def _asked(
+def _outcome(
     context: AuditContext, layout: _Layout, name: str, runs: list[TargetRun]
 ) -> tuple[str, list[_Answer | None]]:
     """Why the target's own dtype is refused, and what each run gave (None: refused in that precision)."""
@@ -162,10 +162,12 @@ def _asked(
     return "", given
 
 
-_Given = tuple[str, list[_Answer | None]]
+_Outcome = tuple[str, list[_Answer | None]]
 
 
-def _against(context: AuditContext, layout: _Layout, first: _Given, other: _Given, runs: list[TargetRun]) -> Finding:
+def _against(
+    context: AuditContext, layout: _Layout, first: _Outcome, other: _Outcome, runs: list[TargetRun]
+) -> Finding:
     real_BT, case = layout.batch.token_mask, f"{other[0]}, {layout.name}"
     readings, wrong = [], None
     for run, want, got in zip(runs, first[1], other[1], strict=True):
@@ -193,16 +195,16 @@ def _large_weights(context: AuditContext, names: tuple[str, ...]) -> Iterator[Fi
     module = exact.probe.module
     if module is None or exact.dtype != torch.float64:
         return
-    twin = copy.deepcopy(module)
+    copied = copy.deepcopy(module)
     with torch.no_grad():
-        for weight in twin.parameters():
+        for weight in copied.parameters():
             if weight.dim() > 1:
                 weight.mul_(_LARGER)
-    run = TargetRun(exact.probe.with_module(twin), exact.source)
+    run = TargetRun(exact.probe.with_module(copied), exact.source)
     if not bool(run.logits(batch).isfinite().all()):
         return
     run.dtype = exact.dtype
-    own = rounding_noise(twin, [partial(_by_first, run, names[0], batch)])
+    own = rounding_noise(copied, [partial(_by_first, run, names[0], batch)])
     run = _with_noise(run, names, context)
     run.noise *= 10  # far from where it was measured
     if own > 1e-10:  # casts of its own, whatever the implementation, which large weights blow up

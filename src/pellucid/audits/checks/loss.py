@@ -84,12 +84,12 @@ def wanted(run: TargetRun, batch: Batch, back: int | None = None) -> Tensor:
 
 def _by_definition(context: AuditContext, case: str, batch: Batch) -> Iterator[Finding]:
     total, count = context.native.loss(batch)
-    learnt = int(batch.loss_mask.sum())
-    if count != learnt:
+    expected = int(batch.loss_mask.sum())
+    if count != expected:
         where = _first_wrong(context.native, batch)
         likely = _likely(context.native, batch, total)
-        message = f"{count} tokens were counted, but {learnt} have to be predicted{likely}"
-        yield Finding(NAME, "leak", message, case, where, float(abs(count - learnt)), "counts are exact")
+        message = f"{count} tokens were counted, but {expected} have to be predicted{likely}"
+        yield Finding(NAME, "leak", message, case, where, float(abs(count - expected)), "counts are exact")
         return
 
     def measure(run: TargetRun) -> Deviation:
@@ -104,7 +104,7 @@ def _by_definition(context: AuditContext, case: str, batch: Batch) -> Iterator[F
         message = f"the loss is {got:.6g}, but the target's own logits give {want:.6g}{_likely(run, batch, got)}"
         return _first_wrong(run, batch), message
 
-    good = f"{learnt} tokens counted, each predicted by the slot before it"
+    good = f"{expected} tokens counted, each predicted by the slot before it"
     yield finding(context, NAME, case, context.read(measure, of_loss=True), bits=False, good=good, place=place)
 
 

@@ -71,9 +71,9 @@ class _Quiet:
 
     def __call__(self, run: TargetRun) -> TargetRun:
         if id(run) not in self._made:
-            twin = deep_copy(run)
-            set_dropout(module_of(twin), lambda _: 0.0)
-            self._made[id(run)] = twin
+            copied = deep_copy(run)
+            set_dropout(module_of(copied), lambda _: 0.0)
+            self._made[id(run)] = copied
         return self._made[id(run)]
 
     def graded(self, run: TargetRun, batch: Batch) -> Tensor:
@@ -113,9 +113,9 @@ def _inference(context: AuditContext, quiet: _Quiet, case: str, batch: Batch) ->
 
     copies = context.probe.module is not None
 
-    def ask(run: TargetRun, asked: Batch) -> Tensor:
+    def ask(run: TargetRun, request: Batch) -> Tensor:
         with torch.inference_mode():
-            return (quiet(run) if copies else run).differentiable(asked).cpu().clone()
+            return (quiet(run) if copies else run).differentiable(request).cpu().clone()
 
     return _same(context, case, batch, ask, "in inference mode", quiet.graded if copies else _graded)
 
@@ -137,11 +137,11 @@ def _train(context: AuditContext, quiet: _Quiet, case: str, batch: Batch) -> Fin
         learns = _learns(quiet(runs[0]), batch)
         norms = [m for m in module_of(quiet(runs[0])).modules() if isinstance(m, _NormBase)]
         if norms and judge(context, read(frozen=True), bits=False).status == "pass":
-            said = f"in train mode {type(norms[0]).__name__} takes its statistics over the batch: rows are coupled"
-            return Finding(NAME, "fragile", said, case, Location(*verdict.first), verdict.size, verdict.decided)
+            message = f"in train mode {type(norms[0]).__name__} takes its statistics over the batch: rows are coupled"
+            return Finding(NAME, "fragile", message, case, Location(*verdict.first), verdict.size, verdict.decided)
         if learns and not norms:
-            said = f"in train mode every request changes {learns}, so its answers differ from those of eval mode"
-            return Finding(NAME, "fragile", said, case, Location(*verdict.first), verdict.size, verdict.decided)
+            message = f"in train mode every request changes {learns}, so its answers differ from those of eval mode"
+            return Finding(NAME, "fragile", message, case, Location(*verdict.first), verdict.size, verdict.decided)
     return finding(context, NAME, case, readings, bits=False, good=_good(how), place=at(_WRONG + how))
 
 
@@ -172,19 +172,19 @@ def _learns(run: TargetRun, batch: Batch) -> str | None:
         with _training(run):
             _graded(run, batch)
         after = dict(module.named_buffers())
-        return next((n for n, held in before.items() if not torch.equal(held, after.get(n, held))), None)
+        return next((n for n, value in before.items() if not torch.equal(value, after.get(n, value))), None)
 
 
 def _checkpointing(context: AuditContext, quiet: _Quiet, case: str, batch: Batch) -> Finding:
     """Outputs and the gradient of every weight, with and without recomputing activations."""
 
     def measure(run: TargetRun) -> Deviation:
-        twin = quiet(run)
+        copied = quiet(run)
         answers = []
-        for recomputed in (nullcontext, twin.probe.checkpointing):
-            with preserve_state(module_of(twin), weights=False), _training(twin), recomputed():
+        for recomputed in (nullcontext, copied.probe.checkpointing):
+            with preserve_state(module_of(copied), weights=False), _training(copied), recomputed():
                 decides = run is context.runs[-1]
-                answers.append(gradients(twin, batch) if decides else (_graded(twin, batch), {}))
+                answers.append(gradients(copied, batch) if decides else (_graded(copied, batch), {}))
         (want, expected), (got, found) = answers
         spoilt.append(first_difference(run, expected, found))
         return _reading(run, want, got, batch)

@@ -49,7 +49,7 @@ def run(context: AuditContext) -> Iterator[Finding]:
     beside = [[docs[2], docs[0]], [docs[1]]]
     yield _against_alone(context, "two packed rows", [docs[2], docs[0], docs[1]], Batch.from_documents(beside))
     for way in context.probe.call_modes:
-        yield _asked(context, way, docs, packed)
+        yield _outcome(context, way, docs, packed)
     yield _copy(context, docs)
     for number in range(1, 4):
         yield _change_one(context, packed, number)
@@ -70,7 +70,7 @@ def _against_alone(context: AuditContext, case: str, docs: list[list[int]], batc
     return as_alone(context, NAME, case, batch, docs, good="each document answers as it does alone", place=place)
 
 
-def _asked(context: AuditContext, way: str, docs: list[list[int]], batch: Batch) -> Finding:
+def _outcome(context: AuditContext, way: str, docs: list[list[int]], batch: Batch) -> Finding:
     """The same pack, asked for in another way that means the same."""
 
     def measure(run: TargetRun) -> Deviation:
@@ -134,8 +134,8 @@ def _gradients(context: AuditContext, docs: list[list[int]], packed: Batch) -> F
     if not named:
         return Finding(NAME, "not_applicable", "the target has no parameters that take gradients", "gradients")
     total, grads = _objective(context, run, [packed], named)
-    apart = [doc for doc in docs if len(doc) > 1 or not context.can("loss")]  # one teaches nothing
-    total_apart, want = _objective(context, run, [Batch.from_rows([doc]) for doc in apart], named)
+    single = [doc for doc in docs if len(doc) > 1 or not context.can("loss")]  # one teaches nothing
+    total_apart, want = _objective(context, run, [Batch.from_rows([doc]) for doc in single], named)
     what = "loss" if context.can("loss") else "weighted sum of the logits"
     size = abs(total - total_apart)
     if size > tolerance_of(run) * (1 + abs(total_apart)):

@@ -72,8 +72,8 @@ def run(context: AuditContext) -> Iterator[Finding]:
 def _unpadded(context: AuditContext, sides: list[Side]) -> str:
     """Why it is not asked on these sides: what it raised, or that it says so."""
     raised = getattr(context.probe, "refused", {})
-    said = next((f": it raises {raised[side]}" for side in sides if side in raised), "")
-    return f"{context.probe.name} is not padded on these sides: {', '.join(sides)}{said}"
+    message = next((f": it raises {raised[side]}" for side in sides if side in raised), "")
+    return f"{context.probe.name} is not padded on these sides: {', '.join(sides)}{message}"
 
 
 def _shifting(context: AuditContext, rows: list[list[int]]) -> Finding:

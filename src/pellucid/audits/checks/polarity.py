@@ -79,7 +79,7 @@ def _rules(context: AuditContext, batch: Batch) -> Finding:
         reversed_layer = _layer_reversed(context, batch)
         if reversed_layer is not None:
             return reversed_layer
-    return _told(context, "rules", seen, "what the rules hide", "what they show", "future")
+    return _finding(context, "rules", seen, "what the rules hide", "what they show", "future")
 
 
 def _shown(may_TT: Tensor) -> Tensor:
@@ -132,10 +132,10 @@ def _padding(context: AuditContext, case: str, side: Side, row: list[int]) -> Fi
             )
             where = Location(0, *visible_TT.nonzero()[0].tolist())
             return Finding(NAME, "leak", message, case, where, seen.visible, "exactly no move where there must be one")
-    return _told(context, case, seen, "tokens declared padding", "real tokens", "padding")
+    return _finding(context, case, seen, "tokens declared padding", "real tokens", "padding")
 
 
-def _told(context: AuditContext, case: str, seen: _Seen, hidden: str, visible: str, other: str) -> Finding:
+def _finding(context: AuditContext, case: str, seen: _Seen, hidden: str, visible: str, other: str) -> Finding:
     name = context.runs[-1].name
     decided = f"in {name} {visible} move outputs by {seen.visible:.1e}, {hidden} by {seen.hidden:.1e}"
     if seen.right:

@@ -135,10 +135,10 @@ def _cached(context: AuditContext) -> Finding:
         reading = against_alone(run, batch, rows)
         for row in rows:
             alone = Batch.from_rows([row])
-            apart = against_alone(
+            spaced = against_alone(
                 run, alone, [row], run.chunked(alone, [size for size in (len(row) - 2, 1, 1) if size])
             )
-            reading = max(reading, apart, key=lambda r: r.largest / r.scale)
+            reading = max(reading, spaced, key=lambda r: r.largest / r.scale)
         return reading
 
     readings = context.read(measure)
@@ -165,14 +165,14 @@ def _explicit(context: AuditContext) -> Iterator[Finding]:
         message = f"{context.probe.max_length} positions are too few to try others"
         yield Finding(NAME, "not_applicable", message, "other positions")
         return
-    apart = batch.replace(positions=batch.positions * spread)
-    yield _obeyed(context, batch, apart)
+    spaced = batch.replace(positions=batch.positions * spread)
+    yield _obeyed(context, batch, spaced)
     if context.probe.shift_invariant:
         for shift in _SHIFTS:
             shifted = batch.replace(positions=batch.positions + shift)
             if _fits(context, shifted.positions) and _same_masks(context, batch, shifted):
-                yield _invariant(context, batch, shifted, apart, shift)
-    yield _own_rows(context, batch, apart)
+                yield _invariant(context, batch, shifted, spaced, shift)
+    yield _own_rows(context, batch, spaced)
     if context.can("padding"):
         yield skip_if_unsupported(NAME, "positions of pads", partial(_of_pads, context))
 
@@ -188,10 +188,10 @@ def _same_masks(context: AuditContext, batch: Batch, shifted: Batch) -> bool:
     return all(torch.equal(rule.mask(before, before), rule.mask(after, after)) for rule in rules)
 
 
-def _obeyed(context: AuditContext, batch: Batch, apart: Batch) -> Finding:
+def _obeyed(context: AuditContext, batch: Batch, spaced: Batch) -> Finding:
     """Other positions change something: tokens further apart, or, where a shift may matter, all of them shifted."""
     case, runs = "other positions", context.runs
-    others = [apart]
+    others = [spaced]
     shifted = batch.replace(positions=batch.positions + 1)
     if not context.probe.shift_invariant and _fits(context, shifted.positions):
         others.append(shifted)
@@ -200,11 +200,11 @@ def _obeyed(context: AuditContext, batch: Batch, apart: Batch) -> Finding:
             sizes_BT = max_abs_diff(run.plain(batch), run.plain(other))
             if float(sizes_BT.max()) > 0:
                 return Finding(NAME, "pass", "other positions give other answers", case, size=float(sizes_BT.max()))
-    message = f"positions {apart.positions[0].tolist()} are answered as 0, 1, 2, … are: explicit positions are ignored"
+    message = f"positions {spaced.positions[0].tolist()} are answered as 0, 1, 2, … are: explicit positions are ignored"
     return Finding(NAME, "leak", message, case, Location(0, 1), 0.0, "equal bit for bit, where positions must matter")
 
 
-def _invariant(context: AuditContext, batch: Batch, shifted: Batch, apart: Batch, shift: int) -> Finding:
+def _invariant(context: AuditContext, batch: Batch, shifted: Batch, spaced: Batch, shift: int) -> Finding:
     """One number added to all positions moves next to nothing of what moving tokens apart does."""
     case, run = f"shifted by {shift}", context.runs[-1]
     before = run.plain(batch)
@@ -213,7 +213,7 @@ def _invariant(context: AuditContext, batch: Batch, shifted: Batch, apart: Batch
     except Exception as error:  # noqa: BLE001 (a bound that it does not state: refusing is right)
         message = f"position {shift + _SLOTS - 1} is refused: {type(error).__name__}"
         return Finding(NAME, "not_applicable", message, case)
-    size, apart_size = float(sizes_BT.max()), float(max_abs_diff(before, run.plain(apart)).max())
+    size, apart_size = float(sizes_BT.max()), float(max_abs_diff(before, run.plain(spaced)).max())
     coarse = context.native.dtype in (torch.bfloat16, torch.float16)  # tables may be held in so few bits
     floor = (1e-9 if run.dtype == torch.float64 else run.rounding) * logit_scale(before) + 20 * run.noise
     limit = floor + (0.1 if coarse else 1e-3) * apart_size
@@ -246,9 +246,9 @@ def _scaled_behind(run: TargetRun, batch: Batch, shifted: Batch, size: float) ->
     )
 
 
-def _own_rows(context: AuditContext, batch: Batch, apart: Batch) -> Finding:
+def _own_rows(context: AuditContext, batch: Batch, spaced: Batch) -> Finding:
     """Equal rows with other positions answer as each does alone (angles of one row must not reach another)."""
-    positions_BT = torch.cat([batch.positions, apart.positions, batch.positions])
+    positions_BT = torch.cat([batch.positions, spaced.positions, batch.positions])
     three = batch.replace(
         tokens=batch.tokens.expand(3, -1).clone(),
         positions=positions_BT,

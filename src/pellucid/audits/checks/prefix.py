@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from pellucid.audits.checks.check import Check
-from pellucid.audits.checks.future import ahead_of
+from pellucid.audits.checks.future import later_keys
 from pellucid.audits.engine.context import AuditContext
 from pellucid.audits.engine.influence import InfluenceMatrix, assert_no_influence, flow_of
-from pellucid.audits.engine.layer_isolation import held_alone, layers_alone
+from pellucid.audits.engine.layer_isolation import assert_isolated, isolated_layers
 from pellucid.audits.engine.layers import first_broken_layer, layer_names
 from pellucid.records import Finding, Location
 
@@ -23,16 +23,16 @@ def run(context: AuditContext) -> Iterator[Finding]:
         yield Finding(NAME, "not_applicable", "no declared rule lets a token look ahead")
         return
     flow = flow_of(context)
-    looks_TT = ahead_of(flow.may) & flow.may
+    looks_TT = later_keys(flow.may) & flow.may
     looking_T = looks_TT.any(1)
-    near_TT = ahead_of(flow.may) & looking_T[:, None]
+    near_TT = later_keys(flow.may) & looking_T[:, None]
     yield assert_no_influence(
         context, flow, near_TT, NAME, "no further", lambda q, k: first_broken_layer(context, flow.row, q, k)
     )
     yield _all_of_it(context, flow, looks_TT)
     if context.probe.rules_declared and layer_names(context):
         good = "each layer, looked at alone, sees all that is ahead and that its rule shows, and nothing else"
-        yield held_alone(context, lambda: layers_alone(context), ahead_of, NAME, "each layer", good)
+        yield assert_isolated(context, lambda: isolated_layers(context), later_keys, NAME, "each layer", good)
 
 
 def _all_of_it(context: AuditContext, flow: InfluenceMatrix, looks_TT: Tensor) -> Finding:

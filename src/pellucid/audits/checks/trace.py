@@ -63,12 +63,12 @@ def _traces(context: AuditContext, case: str, ask: Ask, batch: Batch, other: Bat
     module = context.probe.module
     if module is not None:
         module.eval()  # an earlier request may have woken a part
-    kept_request, asked = (context.native.placed(batch) for _ in range(2))
+    original, request = (context.native.placed(batch) for _ in range(2))
     before, drawn = Snapshot.now(module), random_states()
     with torch.no_grad():
         kept = switches()
         with watched(module, containers=case != "cache") as written:
-            ask(asked)
+            ask(request)
         switched = put_back(kept)
         random_names = [name for name, state in random_states().items() if state != drawn.get(name)]
         moments = [Snapshot.now(module)]
@@ -83,7 +83,7 @@ def _traces(context: AuditContext, case: str, ask: Ask, batch: Batch, other: Bat
         yield Finding(NAME, "leak", f"answering changes {name} for everyone", case)
     if random_names:
         yield _drawn(context, case, batch, random_names)
-    into_request = list(_writes(case, kept_request, asked))
+    into_request = list(_writes(case, original, request))
     yield from into_request
     if written and not into_request:
         yield _written_into(case, written)
@@ -141,14 +141,14 @@ def _drawn(context: AuditContext, case: str, batch: Batch, names: list[str]) -> 
     first, *others, again = answers
     used = torch.equal(first, again) and not all(torch.equal(first, other) for other in others)
     message = f"answering in eval mode draws random numbers ({', '.join(names)})"
-    said = "and the answer depends on them" if used else "and uses none: the caller's generator moves all the same"
-    return Finding(NAME, "leak" if used else "fragile", f"{message}, {said}", case)
+    message = "and the answer depends on them" if used else "and uses none: the caller's generator moves all the same"
+    return Finding(NAME, "leak" if used else "fragile", f"{message}, {message}", case)
 
 
-def _writes(case: str, kept: Batch, asked: Batch) -> Iterator[Finding]:
+def _writes(case: str, kept: Batch, request: Batch) -> Iterator[Finding]:
     """Into the tensors that the caller handed over, those of a source too."""
     for name in (each.name for each in fields(Batch)):
-        value, after = getattr(kept, name), getattr(asked, name)
+        value, after = getattr(kept, name), getattr(request, name)
         if isinstance(value, Batch):
             yield from _writes(f"{case}, {name}", value, after)
         elif isinstance(value, Tensor) and not torch.equal(value, after):
@@ -166,13 +166,13 @@ def _handed_over(context: AuditContext, batch: Batch) -> Finding:
     """The same once more for what is handed over in other ways only: another side, a pack, embeddings for tokens."""
     case, run = "other arguments", context.native
     written: dict[str, None] = {}
-    for way, ask, asked, change in ways_to_hand_over(context, batch):
-        kept = None if asked.inputs_embeds is None else asked.inputs_embeds.clone()
+    for way, ask, request, change in ways_to_hand_over(context, batch):
+        kept = None if request.inputs_embeds is None else request.inputs_embeds.clone()
         with suppress(Exception), way, watched(run.probe.module, change=change) as names:  # refusing is no writing
             with torch.no_grad():
-                ask(run.placed(asked))
+                ask(run.placed(request))
             written.update(names)
-        if kept is not None and asked.inputs_embeds is not None and not torch.equal(kept, asked.inputs_embeds):
+        if kept is not None and request.inputs_embeds is not None and not torch.equal(kept, request.inputs_embeds):
             written["inputs_embeds"] = None
     if written:
         return _written_into(case, written)
@@ -184,13 +184,13 @@ def _first_request_decides(context: AuditContext) -> Finding:
     row = context.tokens(min(11, context.length))
     batch = Batch.from_rows([row, row, row])
     seen, answers = [], []
-    for asked in (batch, context.fresh(batch)):
-        twin = deep_copy(context.native)
+    for request in (batch, context.fresh(batch)):
+        copied = deep_copy(context.native)
         with preserve_state(context.probe.module):
             reseeded(1)
-            twin.logits(asked)
-            seen.append(Snapshot.now(twin.probe.module))
-            answers.append(twin.logits(batch))
+            copied.logits(request)
+            seen.append(Snapshot.now(copied.probe.module))
+            answers.append(copied.logits(batch))
     sizes_BT = max_abs_diff(answers[0], answers[1])
     if bool(sizes_BT.any()):
         row_number, query = sizes_BT.nonzero()[0].tolist()

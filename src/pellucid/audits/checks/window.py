@@ -10,7 +10,7 @@ from pellucid.audits.engine.context import AuditContext
 from pellucid.audits.engine.decision import skip_if_no_gradient
 from pellucid.audits.engine.deviation import TargetRun
 from pellucid.audits.engine.influence import InfluenceMatrix, assert_no_influence, expected_flow, flow_of, measured
-from pellucid.audits.engine.layer_isolation import IsolatedLayers, back_of, held_alone, layer_held, layers_alone
+from pellucid.audits.engine.layer_isolation import IsolatedLayers, assert_isolated, back_of, isolated_layers, layer_held
 from pellucid.audits.engine.layers import first_broken_layer, layer_flows, layer_names
 from pellucid.audits.engine.perturbation import Perturbations
 from pellucid.batch import Batch
@@ -31,7 +31,7 @@ def run(context: AuditContext) -> Iterator[Finding]:
         yield from _whole(context)
     if context.probe.rules_declared and layer_names(context):
         good = "each layer, looked at alone, sees all that came before and that its rule shows, and nothing else"
-        yield held_alone(context, lambda: layers_alone(context), back_of, NAME, "each layer", good)
+        yield assert_isolated(context, lambda: isolated_layers(context), back_of, NAME, "each layer", good)
     elif not hides:
         yield Finding(NAME, "not_applicable", "no declared rule bounds how far back it looks")
     for reach in sorted({reach for reach in reaches if reach is not None}):

@@ -137,12 +137,12 @@ def ways_to_hand_over(context: AuditContext, batch: Batch) -> Iterator[Way]:
     if context.can("embeddings"):
         given = batch.replace(inputs_embeds=context.native.embed(batch))
         yield nothing, probe.logits, given, None
-        yield nothing, probe.logits, batch, partial(_embedded, context, given)
+        yield nothing, probe.logits, batch, partial(_with_embeddings, context, given)
     if context.can("loss"):
         yield nothing, probe.loss, others[0], _every_token_a_label
 
 
-def _embedded(context: AuditContext, given: Batch, handed: dict[str, Any]) -> dict[str, Any]:
+def _with_embeddings(context: AuditContext, given: Batch, handed: dict[str, Any]) -> dict[str, Any]:
     """Embeddings in place of the token ids, where the module takes both by name."""
     tokens = getattr(context.probe, "token_argument", "input_ids")
     embeddings = getattr(context.probe, "embeddings_argument", "inputs_embeds")

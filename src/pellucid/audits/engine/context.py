@@ -145,9 +145,9 @@ class AuditContext:
             self.exact_reason = "the target is not a module that could be copied"
             return None
         try:
-            twin = copy.deepcopy(module).double()
-            run = TargetRun(self.probe.with_module(twin), self.native.source)
-            run.noise = rounding_noise(twin, [lambda: run.logits(self._plain)])
+            copied = copy.deepcopy(module).double()
+            run = TargetRun(self.probe.with_module(copied), self.native.source)
+            run.noise = rounding_noise(copied, [lambda: run.logits(self._plain)])
         except (RuntimeError, TypeError, NotImplementedError, AttributeError, PellucidError) as error:
             self.exact_reason = f"no float64 copy: {one_line(error)}"
             return None

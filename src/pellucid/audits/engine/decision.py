@@ -76,12 +76,12 @@ def judge(context: AuditContext, readings: list[Deviation], *, bits: bool) -> Ve
     if native.largest > tolerance:
         how = _seen(readings) + f": rounding, but more than the {tolerance:.0e} that {native.run.name} should need"
         return Verdict("fragile", native.largest, how, native, tolerance)
-    return _held(readings)
+    return _no_influence(readings)
 
 
 def _by_one(context: AuditContext, native: Deviation, bits: bool) -> Verdict:
     if native.run.dtype == torch.float64:
-        return _held([native])
+        return _no_influence([native])
     tolerance = native.run.rounding * native.scale
     why = f" ({context.exact_reason})" if context.exact_reason else ""
     if native.largest > _CLEAR * tolerance or (bits and native.largest > tolerance):
@@ -93,10 +93,10 @@ def _by_one(context: AuditContext, native: Deviation, bits: bool) -> Verdict:
     if bits and native.largest:
         how = _seen([native]) + f": only float64 could tell this from rounding{why}"
         return Verdict("fragile", native.largest, how, native, 0.0)
-    return _held([native])
+    return _no_influence([native])
 
 
-def _held(readings: list[Deviation]) -> Verdict:
+def _no_influence(readings: list[Deviation]) -> Verdict:
     native = readings[0]
     how = f"{_seen(readings)}: rounding" if native.largest else f"equal bit for bit in {native.run.name}"
     return Verdict("pass", native.largest, how, native, native.largest)
@@ -122,10 +122,10 @@ def skip_if_no_gradient(check: str, case: str, answer: Callable[[], Finding]) ->
     try:
         return answer()
     except RuntimeError as error:
-        said = one_line(error)
-        if not _NO_GRADIENT.search(said):
+        message = one_line(error)
+        if not _NO_GRADIENT.search(message):
             raise
-        return Finding(check, "not_applicable", f"no gradient can be taken: {said}", case)
+        return Finding(check, "not_applicable", f"no gradient can be taken: {message}", case)
 
 
 def finding(

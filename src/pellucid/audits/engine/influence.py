@@ -152,8 +152,8 @@ def assert_no_influence(
         del run
         query, key = index
         side = f"{key - query} ahead" if key > query else f"{query - key} back, beyond the declared rules"
-        said = f"the output at {query} moves when token {key} is changed, {side}"
-        return Location(0, query, key), said + explain(query, key)
+        message = f"the output at {query} moves when token {key} is changed, {side}"
+        return Location(0, query, key), message + explain(query, key)
 
     good = f"no output moved by a token that it must not see ({flow.changes.coverage})"
     result = finding(context, check, case, hidden, bits=True, good=good, place=place)

@@ -54,10 +54,10 @@ class IsolatedLayers:
 
 
 def _moves(flow: LayerFlow) -> bool:
-    return bool((_apart(flow) > 0).any())
+    return bool((_largest_change(flow) > 0).any())
 
 
-def _apart(flow: LayerFlow) -> Tensor:
+def _largest_change(flow: LayerFlow) -> Tensor:
     """The sizes of pairs of two tokens."""
     return flow.reading.sizes.masked_fill(torch.eye(len(flow.may), dtype=torch.bool), 0.0)
 
@@ -67,7 +67,7 @@ def back_of(may_TT: Tensor) -> Tensor:
     return torch.ones_like(may_TT).tril(-1)
 
 
-def layers_alone(context: AuditContext) -> list[IsolatedLayers]:
+def isolated_layers(context: AuditContext) -> list[IsolatedLayers]:
     """All layers of the target on a short row, and on the audit's own where that is longer: measured once."""
 
     def measure() -> list[IsolatedLayers]:
@@ -79,7 +79,7 @@ def layers_alone(context: AuditContext) -> list[IsolatedLayers]:
         ]
         slots = min(_LONG, context.length)
         if slots > short:
-            keys = _telling(context, slots)
+            keys = _informative_keys(context, slots)
             rows.append(
                 IsolatedLayers(
                     context, lambda draw, keys: layer_flows(context, context.tokens(slots), keys, draw), keys
@@ -90,7 +90,7 @@ def layers_alone(context: AuditContext) -> list[IsolatedLayers]:
     return context.once("layers alone", measure)
 
 
-def _telling(context: AuditContext, slots: int) -> list[int]:
+def _informative_keys(context: AuditContext, slots: int) -> list[int]:
     """The first and the last token, and those beside which the first or the last query's sight ends."""
     batch = Batch.from_rows([context.tokens(slots)])
     keys = {0, slots - 1}
@@ -102,7 +102,7 @@ def _telling(context: AuditContext, slots: int) -> list[int]:
     return sorted(keys)[:_SHORT]
 
 
-def held_alone(
+def assert_isolated(
     context: AuditContext,
     watch: Callable[[], Sequence[IsolatedLayers]],
     among: Callable[[Tensor], Tensor],
@@ -153,7 +153,7 @@ def layer_held(
     query, key = unseen[0]
     message = f"{flow.name} does not see token {key} from query {query}, {side_of(query, key)}, which its rule shows"
     decided = "no bit of its output moved"
-    status = status_of_unseen(context, Deviation(flow.reading.run, _apart(flow), flow.reading.scale))
+    status = status_of_unseen(context, Deviation(flow.reading.run, _largest_change(flow), flow.reading.scale))
     return Finding(check, status, message, case, Location(0, query, key), 0.0, decided)
 
 
@@ -214,7 +214,7 @@ def _length(context: AuditContext, memory: str) -> int | None:
     return None
 
 
-class _Memory:
+class _EncoderOutput:
     """One source beside copies in which one token each is another."""
 
     def __init__(self, context: AuditContext, name: str, length: int) -> None:
@@ -238,7 +238,7 @@ class _Memory:
 
 def _memory(context: AuditContext, check: str, name: str, length: int) -> Finding:
     """The whole encoder."""
-    measure = _Memory(context, name, length)
+    measure = _EncoderOutput(context, name, length)
     may_SS = _composed(context, length)
     readings = context.read(measure.read)
     hidden = [Deviation(r.run, torch.where(may_SS, 0.0, r.sizes), r.scale) for r in readings]
@@ -273,7 +273,7 @@ def _unseen(
     for _ in range(1, _SOURCE_DRAWS):
         if not bool(unseen_SS.any()):
             break
-        unseen_SS &= _Memory(context, name, length).read(context.runs[-1]).sizes == 0
+        unseen_SS &= _EncoderOutput(context, name, length).read(context.runs[-1]).sizes == 0
     return unseen_SS.nonzero().tolist()
 
 
@@ -293,7 +293,7 @@ def _layers(context: AuditContext, check: str, length: int) -> Finding:
         return [IsolatedLayers(context, ask, range(length))]
 
     good = "each layer of the encoder, looked at alone, sees what its rule shows and nothing else"
-    return held_alone(context, watch, _others, check, "encoder, each layer", good, _declared(context))
+    return assert_isolated(context, watch, _others, check, "encoder, each layer", good, _declared(context))
 
 
 def _others(may_SS: Tensor) -> Tensor:

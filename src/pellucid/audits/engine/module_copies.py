@@ -30,11 +30,11 @@ def deep_copy(run: TargetRun) -> TargetRun:
     if module is None:
         raise UnsupportedError("it is not a module that could be copied")
     try:
-        twin = TargetRun(run.probe.with_module(copy.deepcopy(module)), run.source)
+        copied = TargetRun(run.probe.with_module(copy.deepcopy(module)), run.source)
     except Exception as error:  # anybody's code
         raise UnsupportedError(f"it cannot be copied: {one_line(error)}") from error
-    twin.dtype, twin.noise = run.dtype, run.noise
-    return twin
+    copied.dtype, copied.noise = run.dtype, run.noise
+    return copied
 
 
 def shallow_weight_copy(module: object) -> nn.Module | None:
@@ -54,13 +54,13 @@ def run_on(run: TargetRun, module: nn.Module) -> TargetRun:
         UnsupportedError: it cannot be called over another module.
     """
     own = vars(run.probe) if hasattr(run.probe, "__dict__") else {}
-    held = [name for name, value in own.items() if value is run.probe.module]
-    probe = copy.copy(run.probe) if held else run.probe.with_module(module)
-    for name in held:
+    attributes = [name for name, value in own.items() if value is run.probe.module]
+    probe = copy.copy(run.probe) if attributes else run.probe.with_module(module)
+    for name in attributes:
         setattr(probe, name, module)
-    twin = TargetRun(probe, run.source)
-    twin.dtype, twin.noise = run.dtype, run.noise
-    return twin
+    copied = TargetRun(probe, run.source)
+    copied.dtype, copied.noise = run.dtype, run.noise
+    return copied
 
 
 def module_of(run: TargetRun) -> nn.Module:
@@ -128,23 +128,23 @@ def _is_probability(name: str, value: object) -> bool:
 
 def _of_classes(kind: type) -> dict[str, Any]:
     """What the classes between this one and ``nn.Module`` hold."""
-    held: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
         if issubclass(base, nn.Module) and base is not nn.Module:
-            held |= vars(base)
-    return held
+            attributes |= vars(base)
+    return attributes
 
 
 def _in_configuration(value: object, path: str, depth: int, seen: set[int]) -> Iterator[Probability]:
     """Inside plain objects and mappings; modules have been visited already."""
     if depth == 0 or id(value) in seen or isinstance(value, (nn.Module, Tensor, type)) or callable(value):
         return
-    held = value if isinstance(value, dict) else getattr(value, "__dict__", None)
-    if not isinstance(held, dict) or path.rpartition(".")[2] in ("_parameters", "_buffers", "_modules"):
+    attributes = value if isinstance(value, dict) else getattr(value, "__dict__", None)
+    if not isinstance(attributes, dict) or path.rpartition(".")[2] in ("_parameters", "_buffers", "_modules"):
         return
     seen.add(id(value))
-    yield from _in_attributes(held, held, path)
-    for key, inner in list(held.items())[:200]:
+    yield from _in_attributes(attributes, attributes, path)
+    for key, inner in list(attributes.items())[:200]:
         yield from _in_configuration(inner, f"{path}.{key}", depth - 1, seen)
 
 

@@ -29,13 +29,13 @@ def past_the_end(context: AuditContext, check: str, limit: int) -> Iterator[Find
     if context.can("positions"):
         batch = Batch.from_rows([context.tokens(1)])
         far = Batch(batch.tokens, torch.full_like(batch.positions, limit), batch.segments)
-        yield _asked(context, check, run, "a position past the end", limit, lambda: run.logits(far))
+        yield _outcome(context, check, run, "a position past the end", limit, lambda: run.logits(far))
     if not small:
         return
     row = Batch.from_rows([context.tokens(limit + 1)])
-    yield _asked(context, check, run, "past the end", limit, lambda: run.logits(row))
+    yield _outcome(context, check, run, "past the end", limit, lambda: run.logits(row))
     if context.can("cache"):
-        yield _asked(context, check, run, "past the end through a cache", limit, lambda: _cached(run, row, limit))
+        yield _outcome(context, check, run, "past the end through a cache", limit, lambda: _cached(run, row, limit))
 
 
 def _cached(run: TargetRun, row: Batch, limit: int) -> Tensor:
@@ -52,7 +52,7 @@ def _on_the_host(run: TargetRun) -> TargetRun:
     return TargetRun(run.probe.with_module(copy.deepcopy(module).cpu()), run.source)
 
 
-def _asked(
+def _outcome(
     context: AuditContext, check: str, run: TargetRun, case: str, limit: int, ask: Callable[[], Tensor]
 ) -> Finding:
     try:

@@ -86,9 +86,9 @@ def _restore_later(stack: ExitStack, module: nn.Module, weights: bool) -> None:
         if isinstance(getattr(part, "_buffers", None), dict):  # tables made on the way stay: other attributes name them
             stack.callback(part._buffers.update, dict(part._buffers))
         for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks"):
-            held = getattr(part, name, None)
-            if isinstance(held, dict):  # not of a scripted module
-                stack.callback(_put_back_entries, held, dict(held))
+            state = getattr(part, name, None)
+            if isinstance(state, dict):  # not of a scripted module
+                stack.callback(_put_back_entries, state, dict(state))
 
 
 def _flags(part: nn.Module) -> dict[str, bool]:
@@ -113,7 +113,7 @@ def _put_back_gradient(weight: nn.Parameter, required: bool, grad: Tensor | None
     weight.grad = grad
 
 
-def _put_back_entries(held: dict[Any, Any], before: dict[Any, Any]) -> None:
-    if held.keys() != before.keys() or any(held[name] is not value for name, value in before.items()):
-        held.clear()
-        held.update(before)
+def _put_back_entries(state: dict[Any, Any], before: dict[Any, Any]) -> None:
+    if state.keys() != before.keys() or any(state[name] is not value for name, value in before.items()):
+        state.clear()
+        state.update(before)

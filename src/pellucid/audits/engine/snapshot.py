@@ -69,7 +69,7 @@ def _globals(module: nn.Module) -> Iterator[tuple[str, Any]]:
                 yield f"{name}.{key}", value
             elif isinstance(value, type) and value.__module__ == name and not issubclass(value, nn.Module):
                 yield from (
-                    (f"{name}.{key}.{inner}", held) for inner, held in vars(value).items() if _is_state(inner, held)
+                    (f"{name}.{key}.{inner}", state) for inner, state in vars(value).items() if _is_state(inner, state)
                 )
 
 
@@ -120,8 +120,8 @@ def _is_own(key: str) -> bool:
 
 def _is_state(key: str, value: object) -> bool:
     """A name that holds something, as opposed to methods, descriptors and what Python puts there."""
-    held = value is None or isinstance(value, _HOLDERS) or _is_cache(value)
-    return held and not key.startswith("__")
+    state = value is None or isinstance(value, _HOLDERS) or _is_cache(value)
+    return state and not key.startswith("__")
 
 
 def _walk(value: object, path: str, depth: int, seen: set[int]) -> Iterator[tuple[str, Any]]:

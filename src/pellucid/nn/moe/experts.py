@@ -71,12 +71,12 @@ class Experts(nn.Module):
     def _mixed(self, x_CD: Tensor, routing: Routing, capacity: int | None) -> Tensor:
         (count, choices), flat = routing.experts.shape, routing.experts.flatten()
         by_expert = flat.argsort(stable=True)  # stable: within an expert, earlier tokens come first
-        held = [pairs[:capacity] for pairs in by_expert.split(tokens_of_each(routing, len(self.down_proj)).tolist())]
-        pairs_P = torch.cat(held)
+        groups = [pairs[:capacity] for pairs in by_expert.split(tokens_of_each(routing, len(self.down_proj)).tolist())]
+        pairs_P = torch.cat(groups)
         x_PD = x_CD[pairs_P // choices]
         if self.apply_weight_on_input:
             x_PD = (x_PD * routing.weights.flatten()[pairs_P, None]).to(x_CD.dtype)
-        y_PD = self._run(x_PD, [len(pairs) for pairs in held])
+        y_PD = self._run(x_PD, [len(pairs) for pairs in groups])
         y_CJD = y_PD.new_zeros(count * choices, x_CD.shape[-1]).index_copy(0, pairs_P, y_PD)
         y_CJD = y_CJD.unflatten(0, (count, choices))
         if not self.apply_weight_on_input:

@@ -79,13 +79,13 @@ def _svg(record: Curves, series: list[list[list[Point]]]) -> Markup:
     parts = [_axes(x, y, record)]
     for index, pieces in enumerate(series):
         parts.append(_line(pieces, x, y, index % _COLOURS))
-    said = f"{record.title}: " + "; ".join(
+    label = f"{record.title}: " + "; ".join(
         f"{curve.name} from {cell(first[0][1])} to {cell(first[-1][1])}"
         for curve, first in zip(record.curves, map(_whole, series), strict=True)
         if first
     )
     return Markup(
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(shown(said))}">{"".join(parts)}</svg>'
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(shown(label))}">{"".join(parts)}</svg>'
     )
 
 

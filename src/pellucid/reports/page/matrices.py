@@ -27,7 +27,7 @@ def flow_block(flow: Flow) -> Mapping[str, Any]:
         "difference": [[difference(flow, q, k) for k in keys] for q in queries],
     }
     counts = _counts(flow)
-    said = {
+    captions = {
         "may see": f"{counts['seen'] + counts['quiet'] + counts['untried may']} pairs",
         "does see": f"{counts['seen'] + counts['leak']} pairs",
         "difference": f"{counts['leak']} leaks" if counts["leak"] != 1 else "1 leak",
@@ -36,7 +36,7 @@ def flow_block(flow: Flow) -> Mapping[str, Any]:
     return {
         "kind": "flow",
         "title": flow.title,
-        "panels": [{**panel, "said": said[str(panel["title"])]} for panel in panels],
+        "panels": [{**panel, "said": captions[str(panel["title"])]} for panel in panels],
         "summary": _summary(counts),
         "leaks": _leaks(flow),
         "more": max(0, counts["leak"] - _LISTED),

@@ -15,7 +15,7 @@ TokenId = Annotated[int, Field(ge=0, le=1 << 24)]
 StopText = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
-class GenerationParams(Config):
+class GenerationConfig(Config):
     """How tokens are chosen and when to stop. The default is greedy: the same request, the same tokens.
 
     ``repetition_penalty`` comes first. Filters apply in this order, each to what the one before it kept:
@@ -48,12 +48,12 @@ class GenerationParams(Config):
     """Where the request's own random numbers start (None: anywhere). Rows with equal seeds draw equally."""
 
     @model_validator(mode="after")
-    def _agree(self) -> GenerationParams:
+    def _agree(self) -> GenerationConfig:
         _refuse_crossed(self.min_new_tokens, self.max_new_tokens)
         return self
 
 
-class BeamParams(Config):
+class BeamSearchConfig(Config):
     """What a beam search looks for: the ``num_return_sequences`` sequences of the highest score that it meets.
 
     A sequence ends with a token of ``stop_token_ids`` or after ``max_new_tokens``. Its score is the sum of its new
@@ -76,7 +76,7 @@ class BeamParams(Config):
     """Tokens that end a sequence; the one that did is the last of its tokens."""
 
     @model_validator(mode="after")
-    def _agree(self) -> BeamParams:
+    def _agree(self) -> BeamSearchConfig:
         _refuse_crossed(self.min_new_tokens, self.max_new_tokens)
         if self.num_return_sequences > self.num_beams:
             raise ConfigError(
