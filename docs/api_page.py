@@ -88,7 +88,7 @@ def described(room: str, name: str, value: Any) -> Iterator[str]:
     """The paragraphs about one name."""
     yield f"### {room}.{name}"
     if not callable(value):
-        yield f"`{textwrap.shorten(repr(value), 160)}`"
+        yield f"`{textwrap.shorten(_plain(repr(value)), 160)}`"
         return
     if not (isinstance(value, type) and issubclass(value, Exception)):
         yield f"```py\n{signature(name, value)}\n```"
@@ -127,7 +127,7 @@ def signature(name: str, value: Any) -> str:
         f" -> {_type(found.return_annotation).replace('`', '')}"
     )  # fmt: skip
     plain = f"{name}{found.replace(parameters=parameters, return_annotation=found.empty)}{result}"
-    return re.sub(r"<object object at 0x\w+>|<factory>", "…", plain)
+    return _plain(plain)
 
 
 def arguments(value: Any) -> Iterator[tuple[str, str, str, str]]:
@@ -154,7 +154,12 @@ def arguments(value: Any) -> Iterator[tuple[str, str, str, str]]:
 
 def _default(value: object) -> str:
     text = repr(value) if not inspect.isroutine(value) and not inspect.isclass(value) else value.__name__
-    return re.sub(r"<object object at 0x\w+>|<factory>", "…", text)
+    return _plain(text)
+
+
+def _plain(text: str) -> str:
+    """A representation without addresses: functions by their names, other objects as ``…``."""
+    return re.sub(r"<object object at 0x\w+>|<factory>", "…", re.sub(r"<function ([\w.]+) at 0x\w+>", r"\1", text))
 
 
 def _type(annotation: Any) -> str:
