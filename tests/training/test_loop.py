@@ -18,7 +18,7 @@ from pellucid.checkpoints import store
 from pellucid.checkpoints.verify import verify
 from pellucid.configfile import to_yaml
 from pellucid.data.corpus import open_corpus
-from pellucid.errors import CheckpointError, ConfigError, DataError, InputError, StorageError, TrainingError
+from pellucid.errors import CheckpointError, ConfigError, DataError, InputError, RunError, StorageError, TrainingError
 from pellucid.models.architectures import Decoder
 from pellucid.training import loop, setup
 from pellucid.training import run_folder as run_folder_module
@@ -284,7 +284,7 @@ def test_only_the_same_run_goes_on(tmp_path: Path, words: dict[str, Any]) -> Non
         train(config(words, batch_size=3), tmp_path / "run", resume=True)
     longer = train(config(words, max_steps=7), tmp_path / "run", resume=True)
     assert longer.steps == 7
-    with pytest.raises(ConfigError, match=r"there is no run in .*nowhere: leave --resume out"):
+    with pytest.raises(RunError, match=r"there is no run in .*nowhere: leave --resume out"):
         train(config(words), tmp_path / "nowhere", resume=True)
 
 
@@ -333,7 +333,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, words: dict[str, Any]) -> 
 def test_a_folder_with_something_in_it_is_refused_and_kept(tmp_path: Path, words: dict[str, Any]) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "notes.txt").write_text("mine")
-    with pytest.raises(ConfigError, match="holds something already"):
+    with pytest.raises(RunError, match="holds something already"):
         train(config(words), tmp_path / "run")
     assert os.listdir(tmp_path / "run") == ["notes.txt"]
 

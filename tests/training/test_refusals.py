@@ -11,7 +11,7 @@ import torch
 
 import pellucid as pl
 from helpers.small_run import StopAt, files, small_config, small_words, warned
-from pellucid.errors import ConfigError, InputError
+from pellucid.errors import ConfigError, InputError, RunError
 from pellucid.training.config import TrainConfig
 from pellucid.training.environment import changes
 from pellucid.training.events import Event, Resumed
@@ -146,7 +146,7 @@ def test_there_must_be_a_run_to_go_on_with(tmp_path: Path) -> None:
     config = small_config(small_words(tmp_path / "texts"))
     (tmp_path / "empty").mkdir()
     for run in (tmp_path / "nowhere", tmp_path / "empty"):
-        with pytest.raises(ConfigError) as caught:
+        with pytest.raises(RunError) as caught:
             train(config, run, resume=True)
         assert str(caught.value) == f"there is no run in {run}: leave --resume out (in Python: resume)"
     assert not (tmp_path / "nowhere").exists()

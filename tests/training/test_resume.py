@@ -13,7 +13,7 @@ import torch
 
 from helpers.small_run import small_words
 from pellucid.checkpoints import store
-from pellucid.errors import ConfigError, StorageError
+from pellucid.errors import ConfigError, RunError, StorageError
 from pellucid.training import lock
 from pellucid.training.config import TrainConfig
 from pellucid.training.events import Event, Finished, Prepared, Resumed, Saved, Stepped, Warned
@@ -115,7 +115,7 @@ def test_another_configuration_is_refused_by_name(
 
 def test_a_run_is_not_gone_on_with_if_that_is_not_wanted(tmp_path: Path, words: dict[str, Any]) -> None:
     wanted = broken_off(words, tmp_path / "run", 3)
-    with pytest.raises(ConfigError, match="holds something already"):
+    with pytest.raises(RunError, match="holds something already"):
         train(wanted, tmp_path / "run", resume=False)
 
 
@@ -206,7 +206,7 @@ def test_a_run_in_use_is_refused_and_free_again_afterwards(tmp_path: Path, words
 
     def try_again(event: Event) -> None:
         if isinstance(event, Stepped):
-            with pytest.raises(ConfigError, match="is being trained in by another process"):
+            with pytest.raises(RunError, match="is being trained in by another process"):
                 train(config(words), tmp_path / "run")
             seen.append("running" if locked(tmp_path / "run") else "free")
 

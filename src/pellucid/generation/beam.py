@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from pellucid.errors import InputError
+from pellucid.errors import ArgumentError
 from pellucid.generation.config import BeamSearchConfig
 from pellucid.generation.decode import FinishReason, Generated
 from pellucid.generation.inputs import Ids, check_lists, check_requests
@@ -138,7 +138,7 @@ def _log_probabilities(logits_RV: Tensor) -> Tensor:
     """In float64, never positive. A row that nothing can follow is minus infinity throughout, not NaN."""
     logits_RV = logits_RV.double()
     if bool(logits_RV.isnan().any()) or bool((logits_RV == torch.inf).any()):
-        raise InputError(NOT_FINITE)
+        raise ArgumentError(NOT_FINITE)
     return logits_RV.log_softmax(1).masked_fill(logits_RV == -torch.inf, -torch.inf)
 
 

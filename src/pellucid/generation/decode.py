@@ -9,7 +9,7 @@ from typing import Literal
 
 from torch import nn
 
-from pellucid.errors import InputError
+from pellucid.errors import ArgumentError
 from pellucid.generation.config import GenerationConfig
 from pellucid.generation.inputs import Ids, check_lists, check_requests
 from pellucid.generation.model_runner import ModelRunner
@@ -84,7 +84,7 @@ def decode(
     size = check_requests(model, tokens, each, sources, vocab_size=vocab_size, use_cache=use_cache)
     texts = next((own.stop for own in each if own.stop and ends_row is None), ())
     if texts:
-        raise InputError(f"stop texts {list(texts)} need text; call generate or stream, or use stop_token_ids")
+        raise ArgumentError(f"stop texts {list(texts)} need text; call generate or stream, or use stop_token_ids")
     return _steps(model, rows, sources, size, use_cache, ends_row)
 
 
@@ -117,7 +117,7 @@ def _record(rows: list[SequenceState], sampled: list[SampledToken], ends_row: En
             results.append((None, None, None))
             continue
         if math.isnan(logprob) and token >= 0:
-            raise InputError(NOT_FINITE)
+            raise ArgumentError(NOT_FINITE)
         if token < 0:
             raise nothing_possible(len(row.params.stop_token_ids) if row.new < row.params.min_new_tokens else 0)
         ends = token in row.params.stop_token_ids or (ends_row is not None and ends_row(index, token))
@@ -157,5 +157,5 @@ def _rows(prompts: Sequence[Ids], params: GenerationConfig | Sequence[Generation
     check_lists("prompts", prompts)
     each = [params] * len(prompts) if isinstance(params, GenerationConfig) else list(params)
     if len(each) != len(prompts):
-        raise InputError(f"{len(each)} params for {len(prompts)} prompts; give one for all or one a prompt")
+        raise ArgumentError(f"{len(each)} params for {len(prompts)} prompts; give one for all or one a prompt")
     return [SequenceState(list(prompt), own) for prompt, own in zip(prompts, each, strict=True)]

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 from torch import nn
 
 from pellucid.data.chat import encode_prompt
-from pellucid.errors import InputError, LengthError, UnsupportedError
+from pellucid.errors import ArgumentError, LengthError, UnsupportedError
 from pellucid.generation.config import BeamSearchConfig, GenerationConfig
 
 
@@ -64,26 +64,26 @@ def model_inputs(checkpoint: HasModelAndTokenizer, texts: Sequence[Prompt], star
     as documents are (begin and end tokens around them, as far as there are any), and its decoder begins with
     ``start_id`` (None: the tokenizer's begin token)."""
     if isinstance(texts, str):
-        raise InputError(f"prompts is one text, {texts[:40]!r}; give a list of texts")
+        raise ArgumentError(f"prompts is one text, {texts[:40]!r}; give a list of texts")
     for index, text in enumerate(texts):
         if not isinstance(text, str) and not hasattr(text, "__len__"):
-            raise InputError(
+            raise ArgumentError(
                 f"entry {index} of prompts is {str(text)[:40]!r}, but must be a text or a list of token ids; put a "
                 "single list in brackets: [[0, 1]]"
             )
     model, tokenizer = checkpoint.model, checkpoint.tokenizer
     if tokenizer is None:
-        raise InputError("there is no tokenizer beside this model; decode ids with generate_ids")
+        raise ArgumentError("there is no tokenizer beside this model; decode ids with generate_ids")
     size = min(tokenizer.vocab_size, int(model.config.vocab_size))  # type: ignore[union-attr, arg-type]
     if not reads_sources(model):
         if start_id is not None:
-            raise InputError(
+            raise ArgumentError(
                 f"start_id is {start_id}, but a {type(model).__name__} begins with its prompt; leave it out"
             )
         return ModelInputs(tokenizer, [_ids(tokenizer, text) for text in texts], None, size)
     start = tokenizer.bos_id if start_id is None else start_id
     if start is None:
-        raise InputError("the tokenizer has no begin token for the decoder; give start_id (T5 uses its padding id)")
+        raise ArgumentError("the tokenizer has no begin token for the decoder; give start_id (T5 uses its padding id)")
     return ModelInputs(tokenizer, [[start] for _ in texts], [_source(tokenizer, text) for text in texts], size)
 
 
@@ -110,7 +110,7 @@ def with_end(params: P, eos_id: int | None) -> P:
 def refuse_beside(params: object, fields: Mapping[str, object]) -> None:
     """Refuse fields that came beside whole params."""
     if params is not None and fields:
-        raise InputError(f"{', '.join(fields)} came beside params; put all of it into params")
+        raise ArgumentError(f"{', '.join(fields)} came beside params; put all of it into params")
 
 
 def check_lists(what: str, rows: Sequence[Ids]) -> None:
@@ -119,10 +119,10 @@ def check_lists(what: str, rows: Sequence[Ids]) -> None:
     What is in the lists is looked at later.
     """
     if isinstance(rows, str) or not hasattr(rows, "__len__"):
-        raise InputError(f"{what} is {str(rows)[:40]!r}, but must be a list of lists of token ids, one a row")
+        raise ArgumentError(f"{what} is {str(rows)[:40]!r}, but must be a list of lists of token ids, one a row")
     for index, row in enumerate(rows):
         if isinstance(row, str) or not hasattr(row, "__len__"):
-            raise InputError(
+            raise ArgumentError(
                 f"entry {index} of {what} is {str(row)[:40]!r}, but {what} is a list of lists of token ids, one a row; "
                 "put a single row in brackets: [[0, 1]]"
             )
@@ -157,14 +157,14 @@ def _check_model(model: nn.Module) -> None:
     if head != "lm_head":
         raise UnsupportedError(f"this {type(model).__name__} with the head {head} says no tokens; {way}")
     if model.training:
-        raise InputError("the model is in training mode, where dropout would change its answers; call model.eval()")
+        raise ArgumentError("the model is in training mode, where dropout would change its answers; call model.eval()")
 
 
 def _vocabulary(model: nn.Module, requested: int | None) -> int:
     """How many ids may be chosen: those of the model's table, or the first ``requested`` of them."""
     vocab_size = int(model.config.vocab_size)  # type: ignore[union-attr, arg-type]
     if requested is not None and not 1 <= requested <= vocab_size:
-        raise InputError(f"vocab_size is {requested}, but the model has {vocab_size} tokens; give 1 to {vocab_size}")
+        raise ArgumentError(f"vocab_size is {requested}, but the model has {vocab_size} tokens; give 1 to {vocab_size}")
     return vocab_size if requested is None else requested
 
 
@@ -175,7 +175,7 @@ def _check_prompt(
     _check_ids("prompt", index, prompt, size, "the BOS id")
     far = [token for token in stop_token_ids if token >= size]
     if far:
-        raise InputError(f"stop id {far[0]} can never come: token ids are 0 to {size - 1}; leave it out")
+        raise ArgumentError(f"stop id {far[0]} can never come: token ids are 0 to {size - 1}; leave it out")
     _check_length(index, len(prompt), new, model.max_length)  # type: ignore[arg-type]
 
 
@@ -199,13 +199,15 @@ def _check_sources(model: nn.Module, prompts: int, sources: Sequence[Ids] | None
     """Refuse sources that the model does not read, lacks, or cannot place."""
     if not reads_sources(model):
         if sources is not None:
-            raise InputError(f"sources are for an encoder-decoder, and this {type(model).__name__} reads prompts only")
+            raise ArgumentError(
+                f"sources are for an encoder-decoder, and this {type(model).__name__} reads prompts only"
+            )
         return
     if sources is None:
-        raise InputError(f"this {type(model).__name__} reads a source; give sources, one a prompt")
+        raise ArgumentError(f"this {type(model).__name__} reads a source; give sources, one a prompt")
     check_lists("sources", sources)
     if len(sources) != prompts:
-        raise InputError(f"{len(sources)} sources for {prompts} prompts; give one a prompt")
+        raise ArgumentError(f"{len(sources)} sources for {prompts} prompts; give one a prompt")
     own: int | None = getattr(model.config, "source_vocab_size", None)
     size = size if own is None else own
     most: int | None = model.max_source_length  # type: ignore[assignment]
@@ -219,10 +221,10 @@ def _check_sources(model: nn.Module, prompts: int, sources: Sequence[Ids] | None
 
 def _check_ids(what: str, index: int, ids: Ids, size: int, example: str) -> None:
     if not len(ids):
-        raise InputError(f"{what} {index} is empty; give at least one token, {example} for example")
+        raise ArgumentError(f"{what} {index} is empty; give at least one token, {example} for example")
     odd = [t for t in ids if isinstance(t, bool) or not isinstance(t, int) or not 0 <= t < size]
     if odd:
-        raise InputError(f"{what} {index} holds {odd[0]!r}, but token ids are 0 to {size - 1}; use its tokenizer")
+        raise ArgumentError(f"{what} {index} holds {odd[0]!r}, but token ids are 0 to {size - 1}; use its tokenizer")
 
 
 def _check_length(index: int, prompt: int, new: int, most: int | None) -> None:

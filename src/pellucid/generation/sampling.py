@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from pellucid.errors import InputError
+from pellucid.errors import ArgumentError
 from pellucid.generation.config import GenerationConfig
 from pellucid.shapes import Bool, Float, Int, Tensor
 
@@ -114,9 +114,9 @@ def apply_repetition_penalty(
     return torch.where(seen_BV, penalized_BV, logits_BV)
 
 
-def nothing_possible(blocked: int) -> InputError:
+def nothing_possible(blocked: int) -> ArgumentError:
     """What to raise where no token is left to choose."""
-    return InputError(f"no token may be chosen: {blocked} stop ids are blocked; lower min_new_tokens")
+    return ArgumentError(f"no token may be chosen: {blocked} stop ids are blocked; lower min_new_tokens")
 
 
 class Sampler:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from pellucid.errors import InputError
+from pellucid.errors import ArgumentError
 from pellucid.generation.beam import Hypothesis, beam_search
 from pellucid.generation.config import BeamSearchConfig, GenerationConfig
 from pellucid.generation.decode import FinishReason, StepResult, decode
@@ -152,7 +152,7 @@ def _best(
     assert params is None or isinstance(params, BeamSearchConfig), "anything else came beside beams"
     wanted = fields.get("num_return_sequences", 1) if params is None else params.num_return_sequences
     if wanted != 1:
-        raise InputError(
+        raise ArgumentError(
             f"num_return_sequences is {wanted}, but generate gives one completion a prompt; use generate_n_best"
         )
     found = generate_n_best(checkpoint, prompts, params, start_id=start_id, use_cache=use_cache, **fields)
@@ -253,7 +253,7 @@ class TextGeneration:
 
 def _each(params: Params | None, fields: dict[str, Any], count: int) -> list[GenerationConfig]:
     if isinstance(params, BeamSearchConfig) or "num_beams" in fields:
-        raise InputError("a beam search has no text before its end; use generate")
+        raise ArgumentError("a beam search has no text before its end; use generate")
     if params is None:
         return [GenerationConfig(**fields)] * count
     refuse_beside(params, fields)

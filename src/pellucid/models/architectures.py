@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pellucid.batch import Batch
-from pellucid.errors import InputError, UnsupportedError
+from pellucid.errors import ArgumentError, UnsupportedError
 from pellucid.models.model import Model
 from pellucid.nn.attention import EncoderOutput
 from pellucid.nn.cache import ContiguousCache
@@ -69,13 +69,13 @@ class EncoderDecoder(Decoder):
     ) -> tuple[EncoderOutput | None, tuple[LoadBalanceStats, ...]]:
         """The encoder's last hidden states, or the coordinates of those whose keys and values the cache holds."""
         if cache is not None and batch.source is not None and cache.length:
-            raise InputError("the cache holds a source already; leave source out, or start a new cache")
+            raise ArgumentError("the cache holds a source already; leave source out, or start a new cache")
         if cache is not None and cache.memory is not None and batch.source is None:
             return EncoderOutput(None, cache.memory), ()
         if batch.source is None:
-            raise InputError("the batch has no source to read; make one with Batch.from_pairs([[5, 8]], [[7, 2]])")
+            raise ArgumentError("the batch has no source to read; make one with Batch.from_pairs([[5, 8]], [[7, 2]])")
         if batch.source.shape[0] != batch.shape[0]:
-            raise InputError(
+            raise ArgumentError(
                 f"the source has {batch.source.shape[0]} rows and the batch {batch.shape[0]}; give one each"
             )
         self.encoder.gradient_checkpointing = self.gradient_checkpointing

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from pellucid.batch import IGNORED, Batch
-from pellucid.errors import InputError, ShapeError
+from pellucid.errors import ArgumentError, ShapeError
 from pellucid.nn.ffn import Activation
 from pellucid.nn.losses import Loss, linear_cross_entropy
 from pellucid.nn.norms import at_least_float32
@@ -246,7 +246,7 @@ class EmbeddingHead(DocumentHead):
         vectors = at_least_float32(self(hidden_BTD, batch.coordinates()))
         count = len(vectors)
         if count % 2:
-            raise InputError(
+            raise ArgumentError(
                 f"a batch of pairs has an even number of documents, not {count}; give documents two by two"
             )
         with torch.autocast(vectors.device.type, enabled=False):  # near vectors differ by less than 16 bits tell
@@ -262,7 +262,7 @@ Head = LanguageModelHead | TokenClassifier | SpanHead | SequenceClassifier | Reg
 
 def _labels(batch: Batch) -> Tensor:
     if batch.labels is None:
-        raise InputError(
+        raise ArgumentError(
             "want='loss' needs labels; make them with an objective, pellucid.data.objectives.causal(batch) for example"
         )
     return batch.labels
@@ -272,7 +272,7 @@ def _targets(batch: Batch, documents: Documents, shape: tuple[int, ...] | None) 
     """``batch.targets``, checked: one entry a document, of this shape (None: any)."""
     count = len(documents.first)
     if batch.targets is None:
-        raise InputError(
+        raise ArgumentError(
             f"want='loss' needs targets, one for each of the batch's {count} documents; give Batch.targets"
         )
     found = tuple(batch.targets.shape)
@@ -285,7 +285,9 @@ def _targets(batch: Batch, documents: Documents, shape: tuple[int, ...] | None) 
 
 def _refuse_smoothing(label_smoothing: float) -> None:
     if label_smoothing:
-        raise InputError(f"label_smoothing is {label_smoothing}, but this head has no labels to smooth; leave it at 0")
+        raise ArgumentError(
+            f"label_smoothing is {label_smoothing}, but this head has no labels to smooth; leave it at 0"
+        )
 
 
 def _refuse_outside(targets_C: Tensor, classes: int) -> None:
@@ -294,7 +296,7 @@ def _refuse_outside(targets_C: Tensor, classes: int) -> None:
         return
     wrong = targets_C[(targets_C != IGNORED) & ((targets_C < 0) | (targets_C >= classes))]
     if len(wrong):
-        raise InputError(f"a target is {int(wrong[0])}, but there are {classes} classes; count from 0")
+        raise ArgumentError(f"a target is {int(wrong[0])}, but there are {classes} classes; count from 0")
 
 
 def _chosen(scores_P2: Tensor, documents: Documents, targets_C2: Tensor) -> Tensor:
@@ -303,7 +305,7 @@ def _chosen(scores_P2: Tensor, documents: Documents, targets_C2: Tensor) -> Tens
     wrong = (targets_C2 != IGNORED) & ((targets_C2 < 0) | (targets_C2 >= sizes_C[:, None]))
     if targets_C2.device.type == "cpu" and bool(wrong.any()):
         value = int(targets_C2[wrong][0])
-        raise InputError(f"an answer's end is {value}, which is outside its document; count its tokens from 0")
+        raise ArgumentError(f"an answer's end is {value}, which is outside its document; count its tokens from 0")
     begins_C = sizes_C.cumsum(0) - sizes_C
     coords_C2 = begins_C[:, None] + torch.where(targets_C2 == IGNORED, 0, targets_C2)
     return scores_P2.gather(0, coords_C2)

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from pellucid.batch import Batch
-from pellucid.errors import InputError, LengthError, ShapeError, UnsupportedError
+from pellucid.errors import ArgumentError, LengthError, ShapeError, UnsupportedError
 from pellucid.models.config import TransformerConfig
 from pellucid.models.heads import Head
 from pellucid.nn.attention import EncoderOutput, LayerContext
@@ -131,7 +131,7 @@ class Model(nn.Module):
     ) -> tuple[EncoderOutput | None, tuple[LoadBalanceStats, ...]]:
         """The encoder's output that the layers read, and the statistics of its mixtures of experts."""
         if batch.source is not None:
-            raise InputError(f"the batch has a source, but {type(self).__name__} reads none; leave source out")
+            raise ArgumentError(f"the batch has a source, but {type(self).__name__} reads none; leave source out")
         return None, ()
 
     def resolve_coordinates(self, batch: Batch, cache: ContiguousCache | None) -> tuple[Coordinates, Coordinates]:
@@ -200,13 +200,13 @@ class Model(nn.Module):
 
     def _check(self, batch: Batch, cache: ContiguousCache | None, want: str) -> None:
         if not isinstance(batch, Batch):
-            raise InputError(
+            raise ArgumentError(
                 f"a model takes a Batch, not {type(batch).__name__}; make one with Batch.from_rows([[5, 8, 2], [7]])"
             )
         if want not in WANTS:
-            raise InputError(f"want is {want!r}; choose logits, loss or hidden")
+            raise ArgumentError(f"want is {want!r}; choose logits, loss or hidden")
         if batch.types is not None and self.token_types is None:
-            raise InputError("the batch has token types, but the config has no type_vocab_size; leave types out")
+            raise ArgumentError("the batch has token types, but the config has no type_vocab_size; leave types out")
         width = self.embed_tokens.embedding_dim
         if batch.inputs_embeds is not None and batch.inputs_embeds.shape[-1] != width:
             raise ShapeError(
@@ -216,7 +216,7 @@ class Model(nn.Module):
         if cache is None:
             return
         if len(cache.layers) != len(self.layers):
-            raise InputError(
+            raise ArgumentError(
                 f"the cache has {len(cache.layers)} layers, but the model {len(self.layers)}; make one with new_cache"
             )
         if want != "hidden" and cache.length and getattr(self.head, "pooling", "last") != "last":

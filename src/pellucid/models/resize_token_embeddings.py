@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from pellucid.errors import InputError
+from pellucid.errors import ArgumentError
 from pellucid.models.config import ModelConfig
 from pellucid.models.heads import LanguageModelHead
 from pellucid.models.model import Model
@@ -30,7 +30,7 @@ def resized(model: M, vocab_size: int, *, seed: int = 0) -> M:
     A table that only an encoder reads (``source_vocab_size``) stays as it is.
     """
     if not isinstance(model, Model) or not isinstance(model.config, ModelConfig):
-        raise InputError(f"resized takes a model, not a {type(model).__name__}; build or load one")
+        raise ArgumentError(f"resized takes a model, not a {type(model).__name__}; build or load one")
     size = model.config.model_copy(update={"vocab_size": vocab_size}).vocab_size
     generator = torch.Generator().manual_seed(seed)
     new = copy.deepcopy(model)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from pellucid.errors import InputError, ShapeError
+from pellucid.errors import ArgumentError, ShapeError
 from pellucid.nn.attend import AttentionOptions, attend, probabilities
 from pellucid.nn.cache import LayerCache
 from pellucid.nn.embedding import zero_padding
@@ -86,9 +86,9 @@ class _Attention(nn.Module):
     ) -> None:
         super().__init__()
         if norm_over not in ("head", "projection"):
-            raise InputError(f"norm_over is {norm_over!r}; choose head or projection")
+            raise ArgumentError(f"norm_over is {norm_over!r}; choose head or projection")
         if clip_qkv is not None and not clip_qkv > 0:
-            raise InputError(f"clip_qkv is {clip_qkv}, but must be above 0; leave it out for none")
+            raise ArgumentError(f"clip_qkv is {clip_qkv}, but must be above 0; leave it out for none")
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
         self.norm_over, self.clip_qkv, self.options = norm_over, clip_qkv, options
         self.q_proj = nn.Linear(hidden_size, num_heads * head_dim, bias=q_bias)
@@ -129,7 +129,7 @@ class GroupedQueryAttention(_Attention):
         options: scale, softcap, dropout and backend; dropout acts in training mode only.
 
     Raises:
-        InputError: a ``norm_over`` or ``clip_qkv`` outside its range.
+        ArgumentError: a ``norm_over`` or ``clip_qkv`` outside its range.
     """
 
     def __init__(
@@ -218,7 +218,7 @@ class CrossAttention(_Attention):
         """What each token gathers from ``ctx.encoder_output``.
 
         Raises:
-            InputError: no hidden states, and no cache that holds their keys and values.
+            ArgumentError: no hidden states, and no cache that holds their keys and values.
         """
         q_BTNH, k_BSKH, v_BSKH, k_coords = self._queries_keys_values(x_BTD, ctx)
         out_BTNH = attend(
@@ -245,7 +245,7 @@ class CrossAttention(_Attention):
         q_BTNH = self._normalize(self.q_norm, self._project(self.q_proj, x_BTD))
         if source.hidden_states is None:
             if cache is None or cache.cross is None:
-                raise InputError(
+                raise ArgumentError(
                     "this encoder output has no hidden states, and no cache holds their keys and values; give "
                     "EncoderOutput(hidden_states, coordinates) at the first pass"
                 )

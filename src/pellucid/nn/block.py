@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from pellucid.errors import InputError, UnsupportedError
+from pellucid.errors import ArgumentError, UnsupportedError
 from pellucid.nn.attention import LayerContext
 from pellucid.shapes import Float, Tensor
 
@@ -79,7 +79,7 @@ class Block(nn.Module):
         norms: by the names in ``norm_names``, and in ``cross_norm_names`` with cross-attention.
 
     Raises:
-        InputError: norms that are missing or unknown, or cross-attention without its norms.
+        ArgumentError: norms that are missing or unknown, or cross-attention without its norms.
         UnsupportedError: cross-attention in a parallel block.
     """
 
@@ -123,20 +123,22 @@ class Block(nn.Module):
                 "pre-norm, post-norm or sandwich block"
             )
         if given and (missing := cross - given):
-            raise InputError(
+            raise ArgumentError(
                 f"a block got {', '.join(sorted(given))}, but no {', '.join(sorted(missing))}; give all "
                 "of them, or none"
             )
         if missing := set(self.norm_names) - names:
-            raise InputError(f"{kind} needs {', '.join(sorted(missing))}; give a norm, or nn.Identity() for none")
+            raise ArgumentError(f"{kind} needs {', '.join(sorted(missing))}; give a norm, or nn.Identity() for none")
         if unknown := names - {"attention", "ffn", *self.norm_names, *(cross if given else ())}:
-            raise InputError(f"{kind} has no {', '.join(sorted(unknown))}; its norms are {', '.join(self.norm_names)}")
+            raise ArgumentError(
+                f"{kind} has no {', '.join(sorted(unknown))}; its norms are {', '.join(self.norm_names)}"
+            )
 
     def forward(self, x_BTD: Float[Tensor, "B T D"], ctx: LayerContext) -> Float[Tensor, "B T D"]:
         """The stream after this layer.
 
         Raises:
-            InputError: an encoder's output without cross-attention, or cross-attention without one.
+            ArgumentError: an encoder's output without cross-attention, or cross-attention without one.
         """
         x_BTD = self.to_stream(x_BTD)
         x_BTD = self._join(x_BTD, self.attention(self._branch_input(x_BTD, "attn"), ctx), "attn")
@@ -164,9 +166,11 @@ class Block(nn.Module):
 
     def _reads_encoder(self, ctx: LayerContext) -> bool:
         if ctx.encoder_output is None and self.has_cross_attention:
-            raise InputError("this block has cross-attention, but the context no encoder_output; give an EncoderOutput")
+            raise ArgumentError(
+                "this block has cross-attention, but the context no encoder_output; give an EncoderOutput"
+            )
         if ctx.encoder_output is not None and not self.has_cross_attention:
-            raise InputError(
+            raise ArgumentError(
                 "the context has an encoder_output, but this block no cross-attention; give it one, or leave "
                 "encoder_output out"
             )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from pellucid.errors import InputError, LengthError, ShapeError, UnsupportedError
+from pellucid.errors import ArgumentError, LengthError, ShapeError, UnsupportedError
 from pellucid.shapes import Int, Tensor
 from pellucid.visibility import Coordinates, Layout, Rule, Run
 from pellucid.visibility.coordinates import ends, lengths, merge, rows_of, runs_of
@@ -245,15 +245,15 @@ class ContiguousCache:
 
         Raises:
             ShapeError: not a list of one row or more.
-            InputError: a row that is not there.
+            ArgumentError: a row that is not there.
         """
         if index.ndim != 1 or not len(index):
             raise ShapeError(f"reorder takes a list of one row number or more, not the shape {tuple(index.shape)}")
         if index.dtype == torch.bool or index.is_floating_point():
-            raise InputError(f"reorder takes row numbers, not {index.dtype}; give the numbers of the rows to keep")
+            raise ArgumentError(f"reorder takes row numbers, not {index.dtype}; give the numbers of the rows to keep")
         chosen = index.tolist()
         if any(not 0 <= row < self.rows for row in chosen):
-            raise InputError(f"reorder names rows {chosen}, but the cache has rows 0 to {self.rows - 1}")
+            raise ArgumentError(f"reorder names rows {chosen}, but the cache has rows 0 to {self.rows - 1}")
         for layer in self.layers:
             layer.apply(lambda tensor: tensor[index])
         self.positions_BS, self.segments_BS = self.positions_BS[index], self.segments_BS[index]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from pellucid.errors import InputError
+from pellucid.errors import ArgumentError
 from pellucid.shapes import Float, Int, Tensor
 from pellucid.visibility import Coordinates
 
@@ -27,7 +27,7 @@ class TokenEmbedding(nn.Embedding):
             low, high = (int(x) for x in tokens_BT.aminmax())
             if low < 0 or high >= self.num_embeddings:
                 wrong = low if low < 0 else high
-                raise InputError(
+                raise ArgumentError(
                     f"token id {wrong} is outside the vocabulary of {self.num_embeddings}; "
                     "was the text encoded with another model's tokenizer?"
                 )

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from pellucid.errors import InputError
+from pellucid.errors import ArgumentError
 from pellucid.shapes import Float, Tensor
 
 
@@ -34,10 +34,10 @@ def activation(name: str) -> Callable[[Tensor], Tensor]:
     """The function called ``name``.
 
     Raises:
-        InputError: there is none.
+        ArgumentError: there is none.
     """
     if name not in ACTIVATIONS:
-        raise InputError(f"there is no activation {name!r}; choose one of {', '.join(sorted(ACTIVATIONS))}")
+        raise ArgumentError(f"there is no activation {name!r}; choose one of {', '.join(sorted(ACTIVATIONS))}")
     return ACTIVATIONS[name]
 
 

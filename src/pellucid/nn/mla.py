@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from pellucid.errors import InputError, ShapeError
+from pellucid.errors import ArgumentError, ShapeError
 from pellucid.nn.attend import AttentionOptions, attend, probabilities
 from pellucid.nn.attention import LayerContext, options_for
 from pellucid.nn.cache import LayerCache
@@ -46,7 +46,7 @@ class MLA(nn.Module):
 
     Raises:
         ShapeError: a ``rotary`` for heads of another size.
-        InputError: a bias of queries' first step without a ``q_lora_rank``.
+        ArgumentError: a bias of queries' first step without a ``q_lora_rank``.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class MLA(nn.Module):
                 f"qk_rope_head_dim is {qk_rope_head_dim}, but rotary is for heads of {rotary.head_dim}; make them agree"
             )
         if q_a_bias and q_lora_rank is None:
-            raise InputError("q_a_bias is true, but without a q_lora_rank there is no such projection; leave it out")
+            raise ArgumentError("q_a_bias is true, but without a q_lora_rank there is no such projection; leave it out")
         self.num_heads, self.kv_lora_rank = num_heads, kv_lora_rank
         self.qk_nope_head_dim, self.qk_rope_head_dim = qk_nope_head_dim, qk_rope_head_dim
         self.v_head_dim = v_head_dim

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from pellucid.errors import InputError, UnsupportedError
+from pellucid.errors import ArgumentError, UnsupportedError
 from pellucid.nn.attend import AttentionOptions
 from pellucid.nn.attention import CrossAttention, EncoderOutput, GroupedQueryAttention, LayerContext
 from pellucid.nn.block import PostNormBlock, PreNormBlock
@@ -80,12 +80,14 @@ def from_torch(module: nn.Module, *, rule: Rule | None = None, cross: bool = Fal
 
     Raises:
         UnsupportedError: what has no counterpart here, named.
-        InputError: ``cross`` or ``rule`` where they mean nothing.
+        ArgumentError: ``cross`` or ``rule`` where they mean nothing.
     """
     if cross and not isinstance(module, nn.MultiheadAttention):
-        raise InputError(f"cross=True belongs to nn.MultiheadAttention, not to {type(module).__name__}; leave it out")
+        raise ArgumentError(
+            f"cross=True belongs to nn.MultiheadAttention, not to {type(module).__name__}; leave it out"
+        )
     if cross and rule is not None:
-        raise InputError(
+        raise ArgumentError(
             "cross-attention sees the whole encoder output and takes no rule; mark padding in its coordinates"
         )
     if type(module) not in _KINDS:

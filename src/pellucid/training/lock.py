@@ -6,7 +6,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from pellucid.errors import ConfigError
+from pellucid.errors import RunError
 
 try:
     import fcntl
@@ -21,7 +21,7 @@ class Lock:
         self._handle = _open(folder)
         if not _lock(self._handle):
             self.release()
-            raise ConfigError(f"{folder} is being trained in by another process; wait for it, or choose another folder")
+            raise RunError(f"{folder} is being trained in by another process; wait for it, or choose another folder")
 
     def release(self) -> None:
         """Let others have it."""

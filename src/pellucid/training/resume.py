@@ -13,7 +13,7 @@ from pellucid.checkpoints.folder import open_folder
 from pellucid.checkpoints.verify import verify
 from pellucid.configfile import Config
 from pellucid.configfile.yaml import yaml_repr
-from pellucid.errors import CheckpointError, ConfigError, InputError
+from pellucid.errors import CheckpointError, ConfigError, InputError, RunError
 from pellucid.training import state
 from pellucid.training.config import TrainConfig
 from pellucid.training.events import Listener, Warned
@@ -36,7 +36,7 @@ def reopen(run: RunFolder, config: TrainConfig, *, exactly: bool = False) -> Tra
     Length and bookkeeping may differ from the run's own configuration, nothing at all if ``exactly``.
     """
     if not run.holds_run():
-        raise ConfigError(f"there is no run in {run.path}: leave --resume out (in Python: resume)")
+        raise RunError(f"there is no run in {run.path}: leave --resume out (in Python: resume)")
     stored = TrainConfig.from_file(run.config)
     if stored != stored.resolve_auto("float32"):
         raise ConfigError(

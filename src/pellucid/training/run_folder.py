@@ -31,7 +31,7 @@ from pellucid.checkpoints.files import (
 from pellucid.checkpoints.folder import INSIDE, STEP, read_pointer
 from pellucid.configfile import to_yaml
 from pellucid.data.tokenizer import Tokenizer
-from pellucid.errors import CheckpointError, ConfigError
+from pellucid.errors import CheckpointError, ConfigError, RunError
 from pellucid.training import environment, state
 from pellucid.training.config import TrainConfig
 from pellucid.training.lock import Lock
@@ -124,7 +124,7 @@ class RunFolder:
         """Hold the folder; let go of it if the block fails."""
         try:
             self._lock = Lock(self.path)
-        except ConfigError:
+        except RunError:
             self._made.clear()  # what is there is another's by now
             raise
         try:
@@ -148,7 +148,7 @@ class RunFolder:
         discard_unfinished(self.path)
         there = {path.name for path in self.path.iterdir()}
         if there - {self.checkpoints.name} or (there and any(self.checkpoints.iterdir())):
-            raise ConfigError(f"{self.path} holds something already; choose another folder, or resume the run in it")
+            raise RunError(f"{self.path} holds something already; choose another folder, or resume the run in it")
 
     def rollback(self) -> None:
         """Take back what :meth:`begin` made, if nothing was trained: the place is as it was before."""

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from pellucid.errors import InputError, LengthError, ShapeError
+from pellucid.errors import ArgumentError, LengthError, ShapeError
 from pellucid.nn.embedding import init_table
 from pellucid.nn.positions.frequencies import frequencies, host_layout, refuse_misplaced
 from pellucid.shapes import Float, Int, Tensor
@@ -138,7 +138,7 @@ class TokenTypeEmbedding(nn.Embedding):
 
         Raises:
             ShapeError: not one type a slot.
-            InputError: a type outside the table (seen on a CPU, where looking costs nothing).
+            ArgumentError: a type outside the table (seen on a CPU, where looking costs nothing).
         """
         refuse_misplaced(x_BTD, coordinates)
         if types_BT is None:
@@ -150,7 +150,7 @@ class TokenTypeEmbedding(nn.Embedding):
             low, high = (int(x) for x in real_types.aminmax())
             if low < 0 or high >= self.num_embeddings:
                 wrong = low if low < 0 else high
-                raise InputError(
+                raise ArgumentError(
                     f"token type {wrong} is outside the table of {self.num_embeddings} types; "
                     f"use 0 to {self.num_embeddings - 1}"
                 )

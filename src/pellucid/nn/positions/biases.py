@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pellucid.errors import InputError, ShapeError
+from pellucid.errors import ArgumentError, ShapeError
 from pellucid.shapes import Float, Int, Tensor
 from pellucid.visibility import Coordinates
 
@@ -104,7 +104,7 @@ class Alibi(nn.Module):
         if num_heads < 1:
             raise ShapeError(f"num_heads is {num_heads}, but a slope is for one head or more")
         if not alibi_bias_max > 0:
-            raise InputError(f"alibi_bias_max is {alibi_bias_max}, but must be above 0; the paper's is 8")
+            raise ArgumentError(f"alibi_bias_max is {alibi_bias_max}, but must be above 0; the paper's is 8")
         self.num_heads = num_heads
         self.alibi_bias_max = alibi_bias_max
         self.slopes = _slopes(num_heads, alibi_bias_max)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pellucid.errors import InputError, ShapeError
+from pellucid.errors import ArgumentError, ShapeError
 from pellucid.nn.positions.frequencies import document_lengths, frequencies
 from pellucid.shapes import Float, Tensor
 from pellucid.visibility import Coordinates
@@ -85,7 +85,7 @@ class PartialScaling(RopeScaling):
     def __post_init__(self) -> None:
         _need_positive("factor", self.factor)
         if not 0 < self.partial_rotary_factor <= 1:
-            raise InputError(
+            raise ArgumentError(
                 f"partial_rotary_factor is {self.partial_rotary_factor}, but a part above 0 and up to 1 of "
                 "the pairs can turn"
             )
@@ -158,7 +158,7 @@ class Llama3Scaling(RopeScaling):
         _need_positive("factor", self.factor)
         _need_length(self.original_max_position_embeddings)
         if not 0 < self.low_freq_factor < self.high_freq_factor:
-            raise InputError(
+            raise ArgumentError(
                 f"low_freq_factor is {self.low_freq_factor} and high_freq_factor is {self.high_freq_factor}; "
                 "low_freq_factor must be above 0 and below high_freq_factor"
             )
@@ -194,18 +194,18 @@ class YarnScaling(RopeScaling):
         _need_positive("factor", self.factor)
         _need_length(self.original_max_position_embeddings)
         if not 0 < self.beta_slow < self.beta_fast:
-            raise InputError(
+            raise ArgumentError(
                 f"beta_slow is {self.beta_slow} and beta_fast {self.beta_fast}; make beta_slow the smaller, above 0"
             )
         if self.attention_factor is None and (self.mscale is None) != (self.mscale_all_dim is None):
-            raise InputError(
+            raise ArgumentError(
                 f"mscale is {self.mscale} and mscale_all_dim is {self.mscale_all_dim}; give both, or neither, or an "
                 "attention_factor"
             )
 
     def check(self, size: int, base: float) -> None:
         if base <= 1:
-            raise InputError(f"YaRN needs a base above 1, but the base is {base}")
+            raise ArgumentError(f"YaRN needs a base above 1, but the base is {base}")
 
     def frequencies(self, size: int, base: float, coordinates: Coordinates) -> Float[Tensor, "pairs"]:
         plain = frequencies(size, base, coordinates.positions.device)
@@ -266,7 +266,7 @@ class LongRopeScaling(RopeScaling):
         for divisor in (*self.short_factor, *self.long_factor):
             _need_positive("a divisor of short_factor or long_factor", divisor)
         if self.attention_factor is None and (self.factor is None or self.original_max_position_embeddings < 2):
-            raise InputError(
+            raise ArgumentError(
                 f"attention_factor is None, factor {self.factor} and original_max_position_embeddings "
                 f"{self.original_max_position_embeddings}; give "
                 "attention_factor, or factor and an original_max_position_embeddings above 1"
@@ -308,9 +308,9 @@ class LongRopeScaling(RopeScaling):
 
 def _need_positive(name: str, value: float) -> None:
     if not (value > 0 and math.isfinite(value)):
-        raise InputError(f"{name} is {value}, but a finite number above 0 is needed")
+        raise ArgumentError(f"{name} is {value}, but a finite number above 0 is needed")
 
 
 def _need_length(value: int) -> None:
     if value < 1:
-        raise InputError(f"original_max_position_embeddings is {value}, but a model was trained on at least 1 token")
+        raise ArgumentError(f"original_max_position_embeddings is {value}, but a model was trained on at least 1 token")
