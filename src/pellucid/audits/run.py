@@ -19,7 +19,7 @@ from pellucid.audits.checks.check import Check
 from pellucid.audits.engine.context import AuditContext
 from pellucid.audits.engine.influence import InfluenceMatrix
 from pellucid.audits.engine.module_copies import shallow_weight_copy
-from pellucid.audits.engine.preserve_state import preserve_state
+from pellucid.audits.engine.state import preserve_state
 from pellucid.audits.probes.hf_detect import probe_for_hf
 from pellucid.audits.probes.keyword_probe import KeywordProbe, keyword_arguments
 from pellucid.audits.probes.tokens_probe import TokensProbe
@@ -176,7 +176,7 @@ def _findings(check: Check, context: AuditContext) -> list[Finding]:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}"
         found.append(Finding(check.name, "error", f"{type(error).__name__}: {one_line(error)} ({place})"))
-    return found
+    return [replace(each, check=check.name) for each in found]
 
 
 def _findings_when_restricted(check: Check, context: AuditContext) -> list[Finding]:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import copy
-import random
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
-from pellucid.audits.engine.deviation import TargetRun
+from pellucid.audits.engine.target_run import TargetRun
 from pellucid.errors import UnsupportedError, one_line
 
 _NESTED = 3  # how deep configurations are looked through for probabilities
@@ -148,11 +145,11 @@ def _in_configuration(value: object, path: str, depth: int, seen: set[int]) -> I
         yield from _in_configuration(inner, f"{path}.{key}", depth - 1, seen)
 
 
-def set_dropout(module: nn.Module, probability: Callable[[Probability], float]) -> int:
+def set_dropout(module: nn.Module, probability: float) -> int:
     """Set every probability to drop; how many there are."""
     places = probabilities(module)
     for place in places:
-        place.set(probability(place))
+        place.set(probability)
     return len(places)
 
 
@@ -171,11 +168,3 @@ class NoDropout(TorchFunctionMode):
         if "dropout" in name and name != "native_dropout" and (args or "input" in named):
             return args[0] if args else named["input"]
         return func(*args, **named)
-
-
-def reseeded(seed: int) -> None:
-    """Other random numbers from every generator that a model is likely to use."""
-    torch.manual_seed(seed)
-    random.seed(seed)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(seed)

@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from pellucid.audits.engine.preserve_state import preserve_state
+from pellucid.audits.engine.state import preserve_state
 from pellucid.audits.probes.hf_probe import (
     ALL_ONES,
     POSITIONS,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pellucid.audits.engine.preserve_state import preserve_state
+from pellucid.audits.engine.state import preserve_state
 from pellucid.audits.probes.outputs import LABEL_NAMES
 from pellucid.audits.probes.tokens_probe import TokensProbe, parameters_of
 from pellucid.audits.probes.trial import attribute_set, close, error_text, supported_sides

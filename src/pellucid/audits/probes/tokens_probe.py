@@ -12,9 +12,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from pellucid.audits.engine.deviation import TargetRun
 from pellucid.audits.engine.layers import stacks
-from pellucid.audits.engine.preserve_state import preserve_state
+from pellucid.audits.engine.state import preserve_state
+from pellucid.audits.engine.target_run import TargetRun
 from pellucid.audits.probes.outputs import (
     LabelConvention,
     describe_output,

@@ -195,9 +195,8 @@ Gradients = dict[str, Tensor]
 
 def gradients(run: TargetRun, batch: Batch) -> tuple[Tensor, Gradients]:
     """``[B, T, V]`` logits, and what a fixed weighted sum over the real tokens gives each weight."""
-    named = weights_of(run)
-    logits = run.differentiable(batch)
-    total = (logits * directions(logits))[batch.token_mask.to(logits.device)].sum()
+    named, logits = weights_of(run), run.differentiable(batch)
+    total = weighted_sum(logits, batch)
     if not named or not total.requires_grad:
         return logits.detach().cpu(), {}
     return logits.detach().cpu(), gradients_of(total, named)
@@ -214,7 +213,7 @@ def embedding_gradient(run: TargetRun, batch: Batch) -> Tensor | None:
     """``[B, T, D]``: what the same weighted sum over the real tokens gives their embeddings."""
     embeddings_BTD = run.embed(batch).requires_grad_()
     logits = run.differentiable(batch.replace(inputs_embeds=embeddings_BTD))
-    (logits * directions(logits))[batch.token_mask.to(logits.device)].sum().backward(inputs=[embeddings_BTD])
+    weighted_sum(logits, batch).backward(inputs=[embeddings_BTD])
     return embeddings_BTD.grad
 
 
@@ -246,6 +245,11 @@ def first_difference(run: TargetRun, want: Gradients, got: Gradients) -> tuple[s
 def first_not_finite(found: Gradients) -> str | None:
     """The first weight whose gradient is not finite."""
     return next((name for name, grad in found.items() if not bool(grad.isfinite().all())), None)
+
+
+def weighted_sum(logits: Tensor, batch: Batch) -> Tensor:
+    """A fixed weighted sum over the real tokens."""
+    return (logits * directions(logits))[batch.token_mask.to(logits.device)].sum()
 
 
 def directions(logits_BTV: Tensor) -> Tensor:
