@@ -17,7 +17,7 @@ from pellucid.records import Finding, Location
 def check(context: AuditContext) -> Iterator[Finding]:
     """Rows beside others, of other lengths where the target can be padded; then with the others' tokens changed."""
     lengths = LENGTHS if context.can("padding") else (5, 5, 5)
-    kind = "mates of other lengths" if context.can("padding") else "mates of the same length"
+    kind = "beside rows of other lengths" if context.can("padding") else "beside rows of the same length"
     rows, side = context.rows(lengths), context.probe.sides[0]
     for case, order in ((kind, rows), (f"{kind}, other order", rows[::-1])):
         batch = Batch.from_rows(order, side=side)
@@ -30,7 +30,7 @@ def check(context: AuditContext) -> Iterator[Finding]:
         own_BT = torch.zeros_like(batch.token_mask)
         own_BT[row] = True
         yield compare(
-            context, f"mates of row {row} changed", batch, context.fresh(batch, ~own_BT & batch.token_mask),
+            context, f"rows other than {row} changed", batch, context.fresh(batch, ~own_BT & batch.token_mask),
             watch=own_BT & batch.token_mask, bits=True, suspects=_tokens_of_others(batch),
             good=f"row {row} does not move when the other rows are changed",
             wrong="row {row} moves at {query} when the other rows' tokens are changed",
@@ -42,7 +42,7 @@ def _in_company(where: Location) -> str:
         "no other row's tokens move it, so their number or length does" if where.key_row is None
         else f"token {where.key} of row {where.key_row} moves it"
     )  # fmt: skip
-    return f"row {where.row} answers otherwise than alone at {where.query}; {cause}"
+    return f"row {where.row} differs from its output alone at {where.query}; {cause}"
 
 
 def _tokens_of_others(batch: Batch) -> Suspects:

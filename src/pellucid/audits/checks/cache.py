@@ -88,7 +88,7 @@ def _chunks(
         return run.chunked(request, chunks, run.probe.new_cache(request.shape[0], request.shape[1] + spare))
 
     def place(run: TargetRun, index: tuple[int, ...]) -> tuple[Location, str]:
-        where, message = Location(*index), f"slot {index[1]} answers otherwise through the cache"
+        where, message = Location(*index), f"slot {index[1]} differs through the cache"
         return _seen_otherwise(context, run, batch, cached, where, message) if explain else (where, message)
 
     readings = context.read(lambda run: deviation(run, alone(batch, rows), cached, batch.token_mask))
@@ -138,7 +138,7 @@ def _after(
         tail_BTV = got(run)
         return torch.cat([tail_BTV.new_zeros(tail_BTV.shape[0], start, tail_BTV.shape[2]), tail_BTV], 1)
 
-    wrong = f"{case}: row {{row}} answers otherwise at slot {{query}} than the same tokens without a cache"
+    wrong = f"{case}: row {{row}} differs at slot {{query}} than the same tokens without a cache"
     return compare(context, case, alone(batch, rows), with_head, watch=tail_BT, good=good, wrong=wrong)
 
 

@@ -43,7 +43,7 @@ def check(context: AuditContext) -> Iterator[Finding]:
         yield _compared(
             context, f"source padded {side}", _alone(sources, targets), batch,
             "targets answer as they do beside their source alone",
-            "the output at {query} answers otherwise than beside its source alone",
+            "the output at {query} differs from that beside its source alone",
         )  # fmt: skip
         yield _unmoved(context, f"other ids in {side} pads", batch, "the ids of the source's pads")
     batch = Batch.from_rows(targets).replace(source=Batch.from_rows(sources, length=SOURCE + 2))

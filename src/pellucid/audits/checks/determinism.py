@@ -10,9 +10,8 @@ from torch import Tensor
 from pellucid.audits.checks.check import question
 from pellucid.audits.engine.compare import compare, fragile, leak, passed, skip_if_unsupported
 from pellucid.audits.engine.context import AuditContext
-from pellucid.audits.engine.module_copies import deep_copy, run_on, shallow_weight_copy
-from pellucid.audits.engine.state import preserve_state, reseed
-from pellucid.audits.engine.target_run import TargetRun, logit_scale, max_abs_diff
+from pellucid.audits.engine.state import preserve_state, reseed, shallow_weight_copy
+from pellucid.audits.engine.target_run import TargetRun, deep_copy, logit_scale, max_abs_diff, run_on
 from pellucid.batch import Batch
 from pellucid.records import Finding, Location
 
@@ -51,7 +50,7 @@ def _compared(run: TargetRun, case: str, first: Tensor, answer: Tensor, when: st
     if not size:
         return passed(case, f"the same request is answered the same {when}, bit for bit", 0.0)
     where = Location(*sizes_BT.nonzero()[0].tolist())
-    message = f"the same request is answered otherwise {when}, first at {where.query}"
+    message = f"the same request gets another answer {when}, first at {where.query}"
     if size <= run.rounding * logit_scale(first):
         return fragile(case, message, where, size, "no more than rounding: a kernel whose order varies")
     return leak(case, message, where, size, "more than rounding")
@@ -59,7 +58,7 @@ def _compared(run: TargetRun, case: str, first: Tensor, answer: Tensor, when: st
 
 @skip_if_unsupported
 def _on_a_copy(context: AuditContext, case: str, batch: Batch, first: Tensor) -> Finding:
-    """A copy that answers otherwise keeps something outside of itself."""
+    """A copy that differs keeps something outside of itself."""
     return _compared(context.native, case, first, deep_copy(context.native).logits(batch), "by a deep copy")
 
 
@@ -104,7 +103,7 @@ def _other_order(context: AuditContext, batch: Batch) -> Finding:
         batch.replace(tokens=batch.tokens[_ORDER]),
         good="rows in another order are answered the same, in that order",
         wrong=lambda where: (
-            f"the row answers otherwise at {where.query} as row {where.row} of the batch than as row "
+            f"the row differs at {where.query} as row {where.row} of the batch than as row "
             f"{_ORDER[where.row]}"
         ),
     )  # fmt: skip

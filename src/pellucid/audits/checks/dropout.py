@@ -10,9 +10,9 @@ from torch import Tensor
 from pellucid.audits.checks.check import question
 from pellucid.audits.engine.compare import deviation, fragile, judge, leak, not_applicable, passed, skip_if_unsupported
 from pellucid.audits.engine.context import AuditContext
-from pellucid.audits.engine.module_copies import deep_copy, module_of, probabilities, set_dropout
+from pellucid.audits.engine.dropout_probabilities import probabilities, set_dropout
 from pellucid.audits.engine.state import preserve_state, random_states, reseed
-from pellucid.audits.engine.target_run import TargetRun, logit_scale, max_abs_diff
+from pellucid.audits.engine.target_run import TargetRun, deep_copy, logit_scale, max_abs_diff, module_of
 from pellucid.batch import Batch
 from pellucid.errors import UnsupportedError
 from pellucid.records import Finding, Location
@@ -121,7 +121,7 @@ def _in_train(context: AuditContext, case: str, batch: Batch) -> Finding:
 
 
 def _varies(copied: TargetRun, batch: Batch) -> bool:
-    """Whether a copy in train mode answers otherwise under other random numbers."""
+    """Whether a copy in train mode differs under other random numbers."""
     module, answers = module_of(copied), []
     with preserve_state(module, weights=False):
         module.train()

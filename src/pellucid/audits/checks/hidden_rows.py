@@ -66,13 +66,13 @@ def _real_rows(context: AuditContext, case: str, batch: Batch, short: list[int],
     if judge(context, readings).status != "pass":
         full = [short, context.tokens(5), long]
         if judge(context, read(Batch.from_rows(full), full)).status != "pass":
-            message = "these rows answer otherwise than alone beside a full row too (see padding and batch)"
+            message = "these rows differ from their outputs alone beside a full row too (see padding and batch)"
             return not_applicable(case, message)
 
     def place(run: TargetRun, index: tuple[int, ...]) -> tuple[Location, str]:
         row, query = index
         finite = bool(run.logits(batch)[row, query].isfinite().all())
-        how = "answers otherwise than alone" if finite else "is NaN or infinite"
+        how = "differs from its output alone" if finite else "is NaN or infinite"
         return Location(row, query, None, _EMPTY), f"the token in slot {query} {how} beside a row that is all padding"
 
     good = "real rows answer as they do alone beside a row that is all padding"

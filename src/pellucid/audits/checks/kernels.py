@@ -157,11 +157,11 @@ def _answer(context: AuditContext, layout: _Layout, name: str, runs: list[Target
         return None
 
 
-_Given = tuple[str, list[_Answer | None]]
+_Outcome = tuple[str, list[_Answer | None]]
 
 
 def _against(
-    case: str, context: AuditContext, layout: _Layout, runs: list[TargetRun], first: _Given, other: _Given
+    case: str, context: AuditContext, layout: _Layout, runs: list[TargetRun], first: _Outcome, other: _Outcome
 ) -> Finding:
     readings, wrong = [], None
     for run, want, got in zip(runs, first[1], other[1], strict=True):
@@ -172,7 +172,7 @@ def _against(
             wrong = first_difference(run, want.gradients, got.gradients)
             if wrong is not None and run is not runs[0] and not math.isfinite(wrong[1]):
                 wrong = None  # a mask made for float32 can leave a float64 copy without numbers: no fault of the target
-    place = at(f"{other[0]} answers otherwise than {first[0]} at slot {{query}}, {layout.name}")
+    place = at(f"{other[0]} differs than {first[0]} at slot {{query}}, {layout.name}")
     result = decide(context, case, readings, good=f"{other[0]} answers as {first[0]} does", place=place)
     if result.status != "pass" or wrong is None:
         return result

@@ -27,7 +27,7 @@ def check(context: AuditContext) -> Iterator[Finding]:
         yield from _by_definition(context, case, batch)
     yield _nothing_to_learn(context, "nothing to learn", plain.replace(target_mask=torch.zeros_like(plain.token_mask)))
     if rows:
-        yield _adds_up(context, "dealt out", rows)
+        yield _adds_up(context, "split in other ways", rows)
 
 
 def _requests(context: AuditContext, plain: Batch, rows: list[list[int]]) -> Iterator[tuple[str, Batch]]:
@@ -143,7 +143,7 @@ def _nothing_to_learn(context: AuditContext, case: str, batch: Batch) -> Finding
 
 
 def _adds_up(context: AuditContext, case: str, rows: list[list[int]]) -> Finding:
-    """Sums are the same however the rows are dealt out; means of means are not."""
+    """Sums are the same however the rows are split in other ways; means of means are not."""
 
     def measure(run: TargetRun) -> Deviation:
         whole = run.loss(Batch.from_rows(rows))[0]
@@ -153,6 +153,6 @@ def _adds_up(context: AuditContext, case: str, rows: list[list[int]]) -> Finding
         return Deviation(run, torch.tensor(differences, dtype=torch.float64), 1 + abs(whole))
 
     wrong = "the loss of a batch is not the sum over its rows: short rows weigh too much (means of means)"
-    good = "the loss of a batch is the sum over its rows, however they are dealt out"
+    good = "the loss of a batch is the sum over its rows, however they are split"
     readings = context.read(measure, of_loss=True)
     return decide(context, case, readings, good=good, place=lambda *_: (Location(0), wrong))

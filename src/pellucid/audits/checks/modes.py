@@ -22,15 +22,15 @@ from pellucid.audits.engine.compare import (
     skip_if_unsupported,
 )
 from pellucid.audits.engine.context import AuditContext
-from pellucid.audits.engine.module_copies import NoDropout, deep_copy, module_of, set_dropout
+from pellucid.audits.engine.dropout_probabilities import NoDropout, set_dropout
 from pellucid.audits.engine.state import preserve_state, reseed
-from pellucid.audits.engine.target_run import Deviation, TargetRun, first_difference, gradients
+from pellucid.audits.engine.target_run import Deviation, TargetRun, deep_copy, first_difference, gradients, module_of
 from pellucid.batch import Batch
 from pellucid.errors import UnsupportedError, one_line
 from pellucid.records import Finding, Location
 
 _GOOD = "real tokens answer {how} as they do in eval mode with gradients on"
-_WRONG = "the token in slot {{query}} answers otherwise {how}"
+_WRONG = "the token in slot {{query}} differs {how}"
 
 
 @question("Do train without dropout, eval, no_grad, inference mode and checkpointing agree?", length=5)
@@ -40,7 +40,7 @@ def check(context: AuditContext) -> Iterator[Finding]:
     try:
         _graded(context.native, full)
     except RuntimeError as error:
-        yield not_applicable("", f"it cannot be asked with gradients on: {one_line(error)}")
+        yield not_applicable("", f"it cannot run with gradients on: {one_line(error)}")
         return
     copies, layouts = _WithoutDropout(), [("full rows", full)]
     if context.can("padding"):
@@ -188,5 +188,5 @@ def _checkpointing(context: AuditContext, case: str, copies: _WithoutDropout, ba
     if result.failed or differences[-1] is None:
         return result
     name, size = differences[-1]
-    message = f"the gradient of {name} is another one when activations are recomputed, although the outputs agree"
+    message = f"the gradient of {name} differs when activations are recomputed, although the outputs agree"
     return leak(case, message, Location(0), size, "beyond rounding of the same sum")

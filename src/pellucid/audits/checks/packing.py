@@ -58,7 +58,7 @@ def _against_alone(context: AuditContext, case: str, docs: list[list[int]], batc
             "no other document's tokens move it, so its position in the row does" if where.key is None
             else f"token {where.key} of document {int(batch.segments[where.row, where.key])} moves it"
         )  # fmt: skip
-        return f"document {_document(batch, where)} answers otherwise than alone at slot {where.query}; {cause}"
+        return f"document {_document(batch, where)} differs from its output alone at slot {where.query}; {cause}"
 
     good = "each document answers as it does alone"
     return compare(context, case, alone(batch, docs), batch, good=good, wrong=wrong, suspects=_others(batch))
@@ -88,7 +88,7 @@ def _in_mode(context: AuditContext, mode: str, docs: list[list[int]], batch: Bat
 
     def wrong(where: Location) -> str:
         own = _document(batch, where)
-        return f"packed documents are no longer separate {mode}: document {own} answers otherwise than alone"
+        return f"packed documents are no longer separate {mode}: document {own} differs from its output alone"
 
     readings = context.read(lambda run: deviation(run, alone(batch, docs), got, batch.token_mask))
     return decide(context, mode, readings, good=f"each document answers as it does alone {mode}", place=place)

@@ -79,7 +79,7 @@ def _against_alone(context: AuditContext, case: str, rows: list[list[int]], batc
             "no pad's content moves it, so its position or the number of slots does" if where.key is None
             else f"token id of the pad in slot {where.key} moves it"
         )  # fmt: skip
-        return f"the token in slot {where.query} answers otherwise than alone; {cause}"
+        return f"the token in slot {where.query} differs from its output alone; {cause}"
 
     good = "real tokens answer as they do alone"
     return compare(context, case, alone(batch, rows), batch, good=good, wrong=wrong, suspects=_pads(batch))
@@ -101,7 +101,7 @@ def _shifting(context: AuditContext, case: str, rows: list[list[int]]) -> Findin
         "pad on the right" if allowed
         else "take position_ids, count them by the mask, or refuse it (padding_side = 'right' on the model does)"
     )  # fmt: skip
-    message = f"left padding shifts its positions, and there is no way to tell it otherwise: {way_out}"
+    message = f"left padding shifts its positions, and it takes no positions that would correct this: {way_out}"
     return replace(found, status="fragile" if allowed else "leak", message=message)
 
 

@@ -94,12 +94,14 @@ def _restarts(
     verdict = judge(context, readings)
     reason = ""
     if verdict.size == math.inf:
-        reason = "the outputs of these tokens are NaN or infinite, which says nothing of positions (see padding)"
+        reason = "the outputs of these tokens are NaN or infinite, which shows nothing about positions (see padding)"
     elif verdict.status != "pass":
         sound = judge(context, _against_alone(context, control, control[0].segments == 1)).status == "pass"
         row, query = verdict.first
         if not sound or find_cause(context, verdict.reading.run, batch, row, query, others) is not None:
-            reason = "these tokens answer otherwise than alone, but not by their positions only (see padding, packing)"
+            reason = (
+                "these tokens differ from their outputs alone, but not by their positions only (see padding, packing)"
+            )
     if reason:
         where = Location(*verdict.first)
         return Finding("", "not_applicable", reason, case, where, verdict.size, verdict.decided)
@@ -134,7 +136,7 @@ def _cached(context: AuditContext, case: str) -> Finding:
 
     readings = context.read(lambda run: measure(run, (batch, rows), [batch.shape[1] - 2, 1, 1]))
     if judge(context, readings).status != "pass" and judge(context, context.read(control)).status != "pass":
-        message = "these tokens answer otherwise than alone, but not by cache and padding together (see both)"
+        message = "these tokens differ from their outputs alone, but not by cache and padding together (see both)"
         return not_applicable(case, message)
 
     def wrong(where: Location) -> str:
@@ -168,7 +170,7 @@ def _explicit(context: AuditContext) -> Iterator[Finding]:
     yield compare(  # angles of one row must not reach another
         context, "rows of other positions", lambda run: torch.cat([run.plain(three.row(row)) for row in range(3)]),
         three, good="each row obeys its own positions",
-        wrong="row {row} answers otherwise at {query} beside rows that have other positions",
+        wrong="row {row} differs at {query} beside rows that have other positions",
     )  # fmt: skip
     if context.can("padding"):
         yield _of_pads(context, "positions of pads")

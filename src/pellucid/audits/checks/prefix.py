@@ -33,5 +33,5 @@ def check(context: AuditContext) -> Iterator[Finding]:
         pairs = int((looks_TT & flow.watched).sum())
         yield passed("all of it", f"{pairs} tokens ahead that may be seen are seen", 0.0)
     if context.probe.rules_declared and decoder_stack(context).names:
-        good = "each layer, looked at alone, sees all that is ahead and that its rule shows, and nothing else"
+        good = "each layer, tested alone, sees all that is ahead and that its rule shows, and nothing else"
         yield assert_isolated(context, "each layer", isolated_layers, later, good)

@@ -8,13 +8,13 @@ from dataclasses import fields
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pellucid.audits.checks.check import question
 from pellucid.audits.engine.argument_mutation import other_calls, watched
+from pellucid.audits.engine.attributes import snapshot_attributes
 from pellucid.audits.engine.compare import fragile, leak, not_applicable, passed, skip_if_unsupported
 from pellucid.audits.engine.context import AuditContext
-from pellucid.audits.engine.module_copies import deep_copy
 from pellucid.audits.engine.state import (
     Snapshot,
     preserve_state,
@@ -24,7 +24,7 @@ from pellucid.audits.engine.state import (
     same_tensor,
     switches,
 )
-from pellucid.audits.engine.target_run import max_abs_diff
+from pellucid.audits.engine.target_run import deep_copy, max_abs_diff
 from pellucid.batch import Batch
 from pellucid.errors import one_line
 from pellucid.records import Finding, Location
@@ -52,7 +52,11 @@ def check(context: AuditContext) -> Iterator[Finding]:
     if probe.module is not None:
         yield _other_arguments(context, "other arguments", batch)
     yield _with_gradients(context, "with gradients", batch)
-    yield _own_answer(context, "kept answer", batch, other)
+    yield _own_answer(context, "returned answer", batch, other)
+
+
+def _snapshot(module: nn.Module | None) -> Snapshot:
+    return Snapshot(module, attributes=snapshot_attributes(module))
 
 
 def _traces(context: AuditContext, case: str, ask: Ask, batch: Batch, other: Batch) -> Iterator[Finding]:
@@ -61,18 +65,18 @@ def _traces(context: AuditContext, case: str, ask: Ask, batch: Batch, other: Bat
     if module is not None:
         module.eval()  # an earlier request may have left a part in train mode
     original, request = (context.native.placed(batch) for _ in range(2))
-    before, drawn = Snapshot(module, attributes=True), random_states()
+    before, drawn = _snapshot(module), random_states()
     with torch.no_grad():
         switched_before = switches()
         with watched(module, containers=case != "cache") as written:
             ask(request)
         switched = restore_switches(switched_before)
         random_names = [name for name, state in random_states().items() if state != drawn.get(name)]
-        moments = [Snapshot(module, attributes=True)]
+        moments = [_snapshot(module)]
         for again in (other, batch):
             ask(context.native.placed(again))
             restore_switches(switched_before)
-            moments.append(Snapshot(module, attributes=True))
+            moments.append(_snapshot(module))
     yield from _of_module(case, before, moments)
     for name in switched:
         yield leak(case, f"answering changes {name} for everyone")
@@ -172,7 +176,7 @@ def _first_request_decides(context: AuditContext, case: str) -> Finding:
         with preserve_state(context.probe.module):
             reseed(1)
             copied.logits(request)
-            seen.append(Snapshot(copied.probe.module, attributes=True))
+            seen.append(_snapshot(copied.probe.module))
             answers.append(copied.logits(batch))
     sizes_BT = max_abs_diff(answers[0], answers[1])
     if bool(sizes_BT.any()):
@@ -197,7 +201,7 @@ def _with_gradients(context: AuditContext, case: str, batch: Batch) -> Finding:
         switched = restore_switches(switched_before)
         left = before.diff(Snapshot(module, weights=False), "gradients")
     except RuntimeError as error:
-        return not_applicable(case, f"it cannot be asked with gradients on: {one_line(error)}")
+        return not_applicable(case, f"it cannot run with gradients on: {one_line(error)}")
     finally:
         before.restore()
     if left:

@@ -38,7 +38,7 @@ def check(context: AuditContext) -> Iterator[Finding]:
         if context.can("embeddings") and not result.failed and bool((past_TT & ~flow.may).any()):
             yield no_gradient(context, "gradient", flow, past_TT)
     if context.probe.rules_declared and decoder_stack(context).names:
-        good = "each layer, looked at alone, sees all that came before and that its rule shows, and nothing else"
+        good = "each layer, tested alone, sees all that came before and that its rule shows, and nothing else"
         yield assert_isolated(context, "each layer", isolated_layers, earlier, good)
     elif not hides:
         yield not_applicable("", "no declared rule bounds how far back it looks")
@@ -72,7 +72,7 @@ def _edge(context: AuditContext, reach: Reach) -> Finding:
     stack = decoder_stack(context)
     if not stack.names:
         if len(context.probe.rules) > 1:
-            message = "the layers cannot be told apart from outside, so their own edges are not looked at"
+            message = "the layers cannot be told apart from outside, so their own edges are not tested"
             return not_applicable(case, message)
         return _whole(
             context, case, Perturbations(context, context.tokens(length), TargetRun.logits, most=8, first=keys), back
@@ -81,7 +81,7 @@ def _edge(context: AuditContext, reach: Reach) -> Finding:
     watched = IsolatedLayers(context, stack, length, keys)
     watched.flows = [flow for flow in watched.flows if _reach(context.probe.rules[flow.number]) == reach]
     besides = f", the first {first} besides," if first else ""
-    good = f"{len(watched.flows)} layers see {back} tokens back{besides} and no further, each looked at alone"
+    good = f"{len(watched.flows)} layers see {back} tokens back{besides} and no further, each tested alone"
     return assert_isolated(context, case, lambda _: [watched], earlier, good, back=back)
 
 

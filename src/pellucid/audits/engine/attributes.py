@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pellucid.audits.engine.state import Leaves, is_hooks
+
 _DEPTH = 6
 _LEAVES = 4000  # of one module tree: beyond them nothing is looked at
 _ITEMS = 256  # of one list, set or mapping
@@ -24,7 +26,6 @@ _INNER = frozenset(
     {"_parameters", "_buffers", "_modules", "training", "_non_persistent_buffers_set", "_c", "_concrete_type"}
 )
 
-Leaves = dict[str, Any]
 
 _HOLDERS = (
     *(int, float, str, bytes, tuple, list, dict, set, deque, Tensor),
@@ -73,22 +74,6 @@ def _globals(module: nn.Module) -> Iterator[tuple[str, Any]]:
 def _is_cache(value: object) -> bool:
     """What ``functools.lru_cache`` makes."""
     return isinstance(value, functools._lru_cache_wrapper)
-
-
-def is_hooks(key: str) -> bool:
-    return "_hooks" in key and key.startswith("_")
-
-
-def changed(before: Leaves, after: Leaves) -> list[str]:
-    """The names that are new, gone or hold another value."""
-    return [name for name in {**before, **after} if before.get(name, _GONE) != after.get(name, _GONE)]
-
-
-class _Gone:
-    """Stands for a name that is not there."""
-
-
-_GONE = _Gone()
 
 
 def _attributes(part: nn.Module) -> Iterator[tuple[str, Any]]:

@@ -170,7 +170,7 @@ def check_encoder(context: AuditContext) -> Iterator[Finding]:
         return
     yield _encoder_output(context, case, stack, name, length)
     if stack.names:
-        good = "each layer of the encoder, looked at alone, sees what its rule shows and nothing else"
+        good = "each layer of the encoder, tested alone, sees what its rule shows and nothing else"
 
         def layers(context: AuditContext) -> list[IsolatedLayers]:
             return [IsolatedLayers(context, stack, length, range(length))]

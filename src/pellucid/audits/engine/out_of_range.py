@@ -60,7 +60,7 @@ def _outcome(context: AuditContext, run: TargetRun, case: str, limit: int, ask: 
         return not_applicable(case, f"the target refuses: {error}")
     except ShapeError as error:
         if "an audit needs" in str(error):
-            message = f"a row of {limit + 1} tokens is cut in silence: {error}"
+            message = f"a row of {limit + 1} tokens is cut without an error: {error}"
             return leak(case, message, Location(0, limit))
         return _refused(case, limit, error)
     except Exception as error:  # noqa: BLE001 (any refusal is right)
@@ -68,9 +68,9 @@ def _outcome(context: AuditContext, run: TargetRun, case: str, limit: int, ask: 
     shared = context.can("positions")
     how = _shared_position(run, limit, context.tokens(2)) if shared else _table(run.probe.module, limit)
     if how:
-        message = f"token {limit} is answered in silence, but there are {limit} positions: {how}"
+        message = f"token {limit} is accepted without an error, but there are {limit} positions: {how}"
         return leak(case, message, Location(0, limit))
-    message = f"token {limit} is answered in silence, although the target says that it has {limit} positions"
+    message = f"token {limit} is accepted without an error, although the target says that it has {limit} positions"
     return fragile(case, message, Location(0, limit))
 
 

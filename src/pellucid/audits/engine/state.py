@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -11,8 +12,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from pellucid.audits.engine.attributes import changed, is_hooks, snapshot_attributes
-
+Leaves = dict[str, Any]
+"""Plain values by where they are."""
 Kind = Literal["weights", "buffers", "training", "requires_grad", "gradients", "hooks", "attributes"]
 
 
@@ -20,10 +21,10 @@ class Snapshot:
     """What a module is and has at one moment, so that a later moment can be compared with it or turned back.
 
     ``weights=False``: of a copy that nobody else holds, whose weights need not be kept beside it. Plain ``attributes``
-    are compared only.
+    (see :func:`~pellucid.audits.engine.attributes.snapshot_attributes`) are compared only.
     """
 
-    def __init__(self, module: nn.Module | None, *, weights: bool = True, attributes: bool = False) -> None:
+    def __init__(self, module: nn.Module | None, *, weights: bool = True, attributes: Leaves | None = None) -> None:
         parts = dict(() if module is None else module.named_modules())
         self.parameters = dict(() if module is None else module.named_parameters())
         live_buffers = dict(() if module is None else module.named_buffers())
@@ -32,9 +33,9 @@ class Snapshot:
         self.training = {name: part.training for name, part in parts.items()}
         self.requires_grad = {name: weight.requires_grad for name, weight in self.parameters.items()}
         self.gradients = {name: weight.grad for name, weight in self.parameters.items()}
-        self.attributes = snapshot_attributes(module) if attributes else {}
+        self.attributes = attributes or {}
         live: dict[str, Tensor] = {**self.parameters, **live_buffers}
-        self._tensors = [(live[name], copy) for name, copy in (*self.weights.items(), *self.buffers.items())]
+        self._tensors = [(live[name], values) for name, values in (*self.weights.items(), *self.buffers.items())]
         self._parts = [(part, _flags(part), dict(getattr(part, "_buffers", None) or {})) for part in parts.values()]
         self._hooks = {
             f"{name or 'the module'}{key}": (hooks, dict(hooks))
@@ -63,7 +64,7 @@ class Snapshot:
             case "hooks":
                 return [name for name, count in now.items() if count > was.get(name, 0)]
             case "attributes":
-                return changed(was, now)
+                return [name for name in {**was, **now} if was.get(name, self) != now.get(name, self)]
         return [name for name, flag in was.items() if now.get(name, flag) != flag]
 
     def restore(self) -> None:
@@ -84,6 +85,20 @@ class Snapshot:
                     stack.callback(part._buffers.update, buffers)
             for hooks, entries in self._hooks.values():
                 stack.callback(_put_back_entries, hooks, entries)
+
+
+def is_hooks(key: str) -> bool:
+    return "_hooks" in key and key.startswith("_")
+
+
+def shallow_weight_copy(module: object) -> nn.Module | None:
+    """A copy that shares the weights and nothing else, so that it stays what it is now; None where none can be made."""
+    if not isinstance(module, nn.Module):
+        return None
+    try:
+        return copy.deepcopy(module, {id(weight): weight for weight in module.parameters()})
+    except Exception:  # noqa: BLE001 (anybody's code)
+        return None
 
 
 def same_tensor(before: Tensor, after: object) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pellucid.batch import Batch
-from pellucid.errors import ShapeError
+from pellucid.errors import ShapeError, UnsupportedError, one_line
 from pellucid.probe import Probe
 
 ROUNDING = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -127,6 +128,46 @@ class TargetRun:
             )
         self.dtype = logits.dtype
         return logits
+
+
+def deep_copy(run: TargetRun) -> TargetRun:
+    """The same target over a deep copy of its module.
+
+    Raises:
+        UnsupportedError: it has no module, cannot be copied, or cannot be called over a copy.
+    """
+    module = run.probe.module
+    if module is None:
+        raise UnsupportedError("it is not a module that could be copied")
+    try:
+        copied = TargetRun(run.probe.with_module(copy.deepcopy(module)), run.source)
+    except Exception as error:  # anybody's code
+        raise UnsupportedError(f"it cannot be copied: {one_line(error)}") from error
+    copied.dtype, copied.noise = run.dtype, run.noise
+    return copied
+
+
+def run_on(run: TargetRun, module: nn.Module) -> TargetRun:
+    """The same target over ``module``, which making a probe must not have asked anything yet.
+
+    Raises:
+        UnsupportedError: it cannot be called over another module.
+    """
+    own = vars(run.probe) if hasattr(run.probe, "__dict__") else {}
+    attributes = [name for name, value in own.items() if value is run.probe.module]
+    probe = copy.copy(run.probe) if attributes else run.probe.with_module(module)
+    for name in attributes:
+        setattr(probe, name, module)
+    copied = TargetRun(probe, run.source)
+    copied.dtype, copied.noise = run.dtype, run.noise
+    return copied
+
+
+def module_of(run: TargetRun) -> nn.Module:
+    """The module of a run that has one."""
+    module = run.probe.module
+    assert module is not None
+    return module
 
 
 def _key(batch: Batch) -> tuple[object, ...] | None:
