@@ -1,7 +1,6 @@
 """Mutants that change nothing that anyone could see, each with the reason why."""
 
 _EMPTY_PIECE = "a piece of padding without slots takes nothing and gives nothing"
-_SUM = "a NaN or Inf in either sum is one in their difference too, and finite sums have a finite difference"
 _LONGER = "a rule that is plain at a greater length is at a smaller one, and where it is not, the exact length is asked"
 _NO_BIAS = "what is None needs no gradient, so that the second question only tells the type checker"
 _NO_ROWS = "a chunk without rows adds a loss of 0 and a gradient of 0"
@@ -11,8 +10,6 @@ _SINGLE = "the last single distance and the first bucket that grows are numbered
 _FOUND = "the greatest distance reaches every bucket, so that the search ends before what stands behind it"
 
 EQUIVALENT: dict[str, str] = {
-    "nn/backends/inputs.py replace_nonfinite: k.detach().sum(dtype=torch.float32) + v.detach().sum(dtype=torch.float32)"
-    " -> k.detach().sum(dtype=torch.float32) - v.detach().sum(dtype=torch.float32)": _SUM,
     "nn/backends/varlen.py _pieces: start > done -> start >= done": _EMPTY_PIECE,
     "nn/backends/varlen.py _pieces: done < layout.rows * layout.slots"
     " -> done <= layout.rows * layout.slots": _EMPTY_PIECE,
