@@ -61,7 +61,8 @@ def linear_cross_entropy(
     inputs = (hidden_BTD, weight_VD, bias_V)
     needs_grad = [torch.is_grad_enabled() and x is not None and x.requires_grad for x in inputs]
     if torch.compiler.is_compiling():  # how many labels count is no size that a graph knows: one operator
-        total, count, *_ = _operator(*inputs, labels_BT, needs_grad, ignore_index, _dtype(hidden_BTD, weight_VD), *options)
+        dtype = _dtype(hidden_BTD, weight_VD)
+        total, count, *_ = _operator(*inputs, labels_BT, needs_grad, ignore_index, dtype, *options)
         return Loss(total, count)
     label_indices, targets_C = _targets(labels_BT, label_indices, ignore_index, weight_VD.shape[0])
     hidden_CD = hidden_BTD.flatten(0, 1).index_select(0, label_indices)
