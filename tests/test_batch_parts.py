@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pellucid.audits.checks.cache import right_padded_prompts
-from pellucid.audits.engine.deviation import max_abs_diff
+from pellucid.audits.engine.target_run import max_abs_diff
 from pellucid.batch import Batch
 from pellucid.errors import ShapeError
 

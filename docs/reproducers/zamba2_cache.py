@@ -1,4 +1,4 @@
-"""One token at a time through the cache answers otherwise than the whole row: the two use other time steps.
+"""One token at a time through the cache differs than the whole row: the two use other time steps.
 
 The scan over a row raises time steps to ``time_step_min``, the step from a cache does not. Shown with a
 ``time_step_min`` that many steps fall below.

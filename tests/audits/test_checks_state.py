@@ -14,10 +14,10 @@ from broken_models.hf_style import HFStyleDecoder
 from broken_models.train_eval import Recurrent
 from pellucid.audits import TinyDecoder, TokensProbe, audit
 from pellucid.audits.engine.argument_mutation import watched
-from pellucid.audits.engine.deviation import TargetRun
-from pellucid.audits.engine.module_copies import NoDropout, deep_copy, probabilities, set_dropout, shallow_weight_copy
-from pellucid.audits.engine.preserve_state import put_back, random_states, switches
-from pellucid.audits.engine.snapshot import changed, hooks_of, snapshot_attributes
+from pellucid.audits.engine.attributes import snapshot_attributes
+from pellucid.audits.engine.dropout_probabilities import NoDropout, probabilities, set_dropout
+from pellucid.audits.engine.state import Snapshot, random_states, restore_switches, shallow_weight_copy, switches
+from pellucid.audits.engine.target_run import TargetRun, deep_copy
 from pellucid.errors import UnsupportedError
 
 pytestmark = pytest.mark.usefixtures("our_checks_only")  # the checker of annotations draws random numbers
@@ -56,7 +56,7 @@ def test_probabilities_are_found_wherever_they_are_and_set():
         "rnn.dropout": 0.4,
         "drop.p": 0.5,
     }
-    assert set_dropout(module, lambda _: 0.0) == 6
+    assert set_dropout(module, 0.0) == 6
     assert (module.keep_prob, module.config.resid_pdrop, module.attention.dropout, module.drop.p) == (1.0, 0, 0, 0)
     assert (module.config.hidden_size, module.config.tie_dropout, Many.keep_prob) == (16, True, 0.75)
     assert all(place.drops == 0 for place in probabilities(module))
@@ -130,7 +130,7 @@ def test_a_model_without_a_backward_pass_is_not_accused():
 
     report = audit(InPlace(), checks=["modes", "trace"])
     assert report.verdicts == {"modes": "not_applicable", "trace": "pass"}
-    assert "cannot be asked with gradients on" in report.findings[0].message
+    assert "cannot run with gradients on" in report.findings[0].message
 
 
 def test_a_fault_beside_batch_statistics_is_still_a_leak():
@@ -216,10 +216,10 @@ class Holds(nn.Module):
 )
 def test_what_a_module_holds_is_seen_to_change(change, name):
     module = Holds()
-    before = snapshot_attributes(module)
-    assert changed(before, snapshot_attributes(module)) == []
+    before = Snapshot(module, attributes=snapshot_attributes(module))
+    assert before.diff(Snapshot(module, attributes=snapshot_attributes(module)), "attributes") == []
     change(module)
-    assert changed(before, snapshot_attributes(module))[0] == name
+    assert before.diff(Snapshot(module, attributes=snapshot_attributes(module)), "attributes")[0] == name
 
 
 def test_looking_has_bounds_and_survives_anything():
@@ -239,18 +239,19 @@ def test_looking_has_bounds_and_survives_anything():
 
 def test_hooks_are_counted():
     module = nn.Sequential(nn.Linear(2, 2))
-    assert hooks_of(module) == hooks_of(None) == {}
+    assert not any(Snapshot(module).hooks.values())
     module[0].register_forward_hook(lambda *_: None)
-    assert hooks_of(module) == {"0_forward_hooks": 1}
+    assert Snapshot(module).hooks["0_forward_hooks"] == 1
+    assert Snapshot(None).hooks == {}
 
 
 def test_switches_are_put_back():
     kept = switches()
     torch.set_default_dtype(torch.float64)
     torch.set_float32_matmul_precision("high")
-    assert put_back(kept) == ["the default dtype", "the precision of float32 products"]
+    assert restore_switches(kept) == ["the default dtype", "the precision of float32 products"]
     assert switches() == kept
-    assert put_back(kept) == []
+    assert restore_switches(kept) == []
 
 
 def test_random_states_are_comparable():
@@ -274,10 +275,10 @@ def test_an_audit_cleans_up_after_its_target(make):
     ("make", "case", "message"),
     [
         (broken_models.KeepsTheLast, "logits", "last keeps something of the last request"),
-        (broken_models.GrowsAList, "logits", "len(statistics['means']) goes on changing with every request"),
+        (broken_models.GrowsAList, "logits", "len(statistics['means']) changes with every request"),
         (broken_models.AddsHooks, "logits", "every answer adds a hook to head_forward_hooks"),
         (broken_models.WakesUp, "logits", "answering changes training of drop"),
-        (broken_models.ReusesItsAnswer, "kept answer", "both are one tensor"),
+        (broken_models.ReusesItsAnswer, "returned answer", "both are one tensor"),
         (broken_models.LeavesGradients, "with gradients", "leaves a gradient on table.weight"),
         (broken_models.DrawsNumbers, "logits", "and uses none"),
         (broken_models.RandomFeatures, "logits", "and the answer depends on them"),

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from pellucid.audits import audit
+from pellucid.audits.engine.compare import judge
 from pellucid.audits.engine.context import AuditContext
-from pellucid.audits.engine.decision import judge
-from pellucid.audits.engine.deviation import Deviation
+from pellucid.audits.engine.target_run import Deviation
 from pellucid.audits.probes.tokens_probe import TokensProbe
 
 

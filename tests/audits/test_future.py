@@ -6,11 +6,11 @@ from torch import nn
 
 import broken_models
 from pellucid.audits import TinyDecoder, TokensProbe, audit, expected_flow
-from pellucid.audits.checks.future import gradient_kept, later_keys
+from pellucid.audits.checks.future import no_gradient
 from pellucid.audits.engine.context import AuditContext
-from pellucid.audits.engine.deviation import Deviation
-from pellucid.audits.engine.influence import flow_of
+from pellucid.audits.engine.influence import flow_of, later
 from pellucid.audits.engine.perturbation import informative_cuts
+from pellucid.audits.engine.target_run import Deviation
 from pellucid.batch import Batch
 from pellucid.visibility import causal, full, window
 
@@ -174,7 +174,7 @@ def test_a_gradient_whose_token_moves_something_is_a_leak_and_says_so():
     context = AuditContext(TokensProbe(LeaksAtOneBorder(32)), length=64)
     flow = flow_of(context)
     flow.readings[:] = [Deviation(r.run, torch.zeros_like(r.sizes), r.scale) for r in flow.readings]
-    found = gradient_kept(context, flow, later_keys(flow.may), "future")
+    found = no_gradient(context, "gradient", flow, later(flow.may))
     assert (found.status, found.where.key) == ("leak", 32)
     assert "and changing it moves the output at 31" in found.message
 

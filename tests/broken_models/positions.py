@@ -94,7 +94,7 @@ class ChecksTheChunkOnly(TinyDecoder):
 
 
 class CutsTheRow(TinyDecoder):
-    """A row that is too long is cut in silence."""
+    """A row that is too long is cut without an error."""
 
     def forward(self, batch: object, cache: object = None) -> Tensor:
         part = batch.part(0, self.max_length)  # type: ignore[attr-defined]

@@ -1,7 +1,6 @@
 """Mutants that change nothing that anyone could see, each with the reason why."""
 
 _EMPTY_PIECE = "a piece of padding without slots takes nothing and gives nothing"
-_SUM = "a NaN or Inf in either sum is one in their difference too, and finite sums have a finite difference"
 _LONGER = "a rule that is plain at a greater length is at a smaller one, and where it is not, the exact length is asked"
 _NO_BIAS = "what is None needs no gradient, so that the second question only tells the type checker"
 _NO_ROWS = "a chunk without rows adds a loss of 0 and a gradient of 0"
@@ -11,17 +10,15 @@ _SINGLE = "the last single distance and the first bucket that grows are numbered
 _FOUND = "the greatest distance reaches every bucket, so that the search ends before what stands behind it"
 
 EQUIVALENT: dict[str, str] = {
-    "nn/backends/inputs.py replace_nonfinite: k.detach().sum(dtype=torch.float32) + v.detach().sum(dtype=torch.float32)"
-    " -> k.detach().sum(dtype=torch.float32) - v.detach().sum(dtype=torch.float32)": _SUM,
     "nn/backends/varlen.py _pieces: start > done -> start >= done": _EMPTY_PIECE,
     "nn/backends/varlen.py _pieces: done < layout.rows * layout.slots"
     " -> done <= layout.rows * layout.slots": _EMPTY_PIECE,
     "nn/backends/sdpa.py infer_is_causal: key.slots - 1 -> key.slots + 1": _LONGER,
     "nn/backends/sdpa.py infer_is_causal: is_plain_causal(rule, length) or is_plain_causal(rule, key.slots)"
     " -> is_plain_causal(rule, key.slots)": _LONGER,
-    "nn/losses.py _LinearCrossEntropy.forward: needs_b and bias_V is not None -> needs_b": _NO_BIAS,
-    "nn/losses.py _LinearCrossEntropy.forward: range(0, hidden_CD.shape[0], chunk)"
-    " -> range(0, hidden_CD.shape[0] + 1, chunk)": _NO_ROWS,
+    "nn/losses.py _loss_and_gradients: x is not None and needs -> needs": _NO_BIAS,
+    "nn/losses.py _loss_and_gradients: range(0, hidden_CD.shape[0], chunk_size)"
+    " -> range(0, hidden_CD.shape[0] + 1, chunk_size)": _NO_ROWS,
     "models/model.py Model.resolve_coordinates: most is not None and layout is not None and"
     " (layout.max_position >= most)"
     " -> layout is not None and layout.max_position >= most": _NO_LIMIT,

@@ -255,16 +255,16 @@ def test_no_number_is_asked_of_the_device(backend):
 
 def test_finite_tensors_are_left_alone_and_a_compiler_is_asked_no_number(monkeypatch):
     k, v = torch.randn(2, 1, 3, 2, 4)
-    got = replace_nonfinite(k, v)
+    got, nonfinite = replace_nonfinite(k, v)
     assert got[0] is k
     assert got[1] is v
-    assert got[2] is None
+    assert nonfinite is None
     with monkeypatch.context() as patch:
         patch.setattr(torch.compiler, "is_compiling", lambda: True)
         patch.setattr(torch.Tensor, "__bool__", lambda _: pytest.fail("a number was asked for"))
-        *same, bad = replace_nonfinite(k, v)
+        same, nonfinite = replace_nonfinite(k, v)
     assert torch.equal(torch.stack(same), torch.stack([k, v]))
-    assert bad.tolist() == [[False] * 3]
+    assert nonfinite.tolist() == [[False] * 3]
 
 
 GROUPS = Coordinates(PADDED.positions, PADDED.segments, torch.tensor([[1, 1, 0], [0, 2, 2]]))

@@ -220,9 +220,11 @@ def test_chunks_come_back_whole_and_remembered_ones_as_numbers():
     first, second = torch.randn(2, 1, 2, 1, 2, requires_grad=True)
     for new, seen in ((first, [first]), (second, [first, second])):
         cache.begin_append(Coordinates.range(2))
-        got, _ = cache.layers[0].append(new, new.detach())
+        (got, _), nonfinite = cache.layers[0].append(new, new.detach())
         cache.commit()
         assert torch.equal(got, torch.cat(seen, 1))
+        assert nonfinite.shape == got.shape[:2]
+        assert not nonfinite.any()
         (gradient,) = torch.autograd.grad(got.sum(), new, retain_graph=True)
         assert (gradient == 1).all()
     assert torch.autograd.grad(got.sum(), first, allow_unused=True) == (None,)

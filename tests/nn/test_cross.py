@@ -283,7 +283,7 @@ def test_a_pass_that_failed_leaves_nothing_of_its_memory():
 
 
 def test_states_that_are_given_count_whatever_a_cache_holds():
-    part, x, places, kept = make(), stream(), Coordinates.range(2, 2), LayerCache(())
+    part, x, places, kept = make(), stream(), Coordinates.range(2, 2), LayerCache((torch.zeros(2, 1),))
     part(x, LayerContext.of(places, encoder_output=whole_memory(), cache=kept))
     memory = whole_memory()
     expected = part(x, LayerContext.of(places, encoder_output=memory))

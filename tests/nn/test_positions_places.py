@@ -64,7 +64,7 @@ def attention(turn=unmoved, bias=None, table=unmoved):
         q, k, v = table(x_BTC, queries).unflatten(-1, (3, HEADS, SIZE)).unbind(2)
         q, k = turn(q, queries), turn(k, queries)
         if cache is not None:
-            k, v = cache.layers[0].append(k, v)
+            (k, v), _ = cache.layers[0].append(k, v)
             cache.commit()
         added = None if bias is None else bias(queries, keys)
         return attend(q, k, v, rule=causal(), q_coords=queries, k_coords=keys, bias=added).flatten(-2)

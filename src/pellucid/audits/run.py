@@ -18,14 +18,13 @@ from pellucid.audits.checks import CHECKS
 from pellucid.audits.checks.check import Check
 from pellucid.audits.engine.context import AuditContext
 from pellucid.audits.engine.influence import InfluenceMatrix
-from pellucid.audits.engine.module_copies import shallow_weight_copy
-from pellucid.audits.engine.preserve_state import preserve_state
+from pellucid.audits.engine.state import preserve_state, shallow_weight_copy
 from pellucid.audits.probes.hf_detect import probe_for_hf
 from pellucid.audits.probes.keyword_probe import KeywordProbe, keyword_arguments
 from pellucid.audits.probes.tokens_probe import TokensProbe
 from pellucid.audits.probes.torch_layers_probe import TorchLayersProbe, is_torch_layer
 from pellucid.audits.report import AuditReport
-from pellucid.errors import InputError, one_line
+from pellucid.errors import ArgumentError, one_line
 from pellucid.messages import did_you_mean
 from pellucid.probe import Probe
 from pellucid.records import Finding, Flow, TokenView
@@ -61,17 +60,17 @@ def audit(
         progress: is called with the name of each check before it runs.
 
     Raises:
-        InputError: there is no such check, or it is not known how to call the target.
+        ArgumentError: there is no such check, or it is not known how to call the target.
     """
     chosen = _chosen(checks)
     if length < 2:
-        raise InputError(f"length is {length}, but nothing can be hidden from fewer than 2 tokens; give 2 or more")
+        raise ArgumentError(f"length is {length}, but nothing can be hidden from fewer than 2 tokens; give 2 or more")
     if budget is not None and not 0 < budget < math.inf:
-        raise InputError(f"budget is {budget}, but a number of seconds above 0 is needed; leave it out for no bound")
+        raise ArgumentError(f"budget is {budget}, but a number of seconds above 0 is needed; leave it out for no bound")
     start = time.perf_counter()
     for module in (target, getattr(probe, "module", None)):
         if isinstance(module, nn.Module) and any(t.is_meta for t in (*module.parameters(), *module.buffers())):
-            raise InputError("the target has weights on the meta device, which hold nothing; build it on a real one")
+            raise ArgumentError("the target has weights on the meta device, which hold nothing; build it on a real one")
     given = target if probe is None else getattr(probe, "module", None)
     untouched = shallow_weight_copy(given)  # before its first call
     probe = probe_for(target) if probe is None else probe
@@ -107,7 +106,7 @@ def probe_for(target: object) -> Probe:
     and returns logits.
     """
     if isinstance(target, type):
-        raise InputError(f"{target.__name__} is a class; audit an instance of it: {target.__name__}(…)")
+        raise ArgumentError(f"{target.__name__} is a class; audit an instance of it: {target.__name__}(…)")
     own = getattr(target, "probe", None)
     if inspect.ismethod(own):
         made: Probe = own()
@@ -115,14 +114,14 @@ def probe_for(target: object) -> Probe:
     if not callable(target):
         if not _missing(target):
             return cast(Probe, target)
-        raise InputError(
+        raise ArgumentError(
             f"{type(target).__name__} cannot be called, so it cannot be audited; give a module, a function or a probe"
         )
     if inspect.isfunction(target):
         parameters = inspect.signature(target).parameters.values()
         if all(each.kind in (each.KEYWORD_ONLY, each.VAR_KEYWORD) for each in parameters):
             name = target.__name__
-            raise InputError(
+            raise ArgumentError(
                 f"{name} takes no tokens; it is a factory, perhaps: call it, and audit what it makes: {name}()"
             )
     if is_torch_layer(target):
@@ -134,12 +133,14 @@ def _refuse_incomplete(probe: object) -> None:
     """What is no probe, or has no vocabulary to change tokens in, cannot be audited."""
     missing = _missing(probe)
     if missing:
-        raise InputError(
+        raise ArgumentError(
             f"{type(probe).__name__} is no probe: it lacks {', '.join(missing)}; subclass pellucid.probe.Probe"
         )
     size = cast(Probe, probe).vocab_size
     if size < 2:
-        raise InputError(f"the vocabulary has {size} tokens, but a token can only be changed where there are 2 or more")
+        raise ArgumentError(
+            f"the vocabulary has {size} tokens, but a token can only be changed where there are 2 or more"
+        )
 
 
 def _missing(probe: object) -> list[str]:
@@ -150,11 +151,11 @@ def _chosen(names: Sequence[str] | None) -> list[Check]:
     if names is None:
         return list(CHECKS.values())
     if isinstance(names, str) or not names:
-        raise InputError(f"checks is {names!r}, but a list of names is needed: one or more of {', '.join(CHECKS)}")
+        raise ArgumentError(f"checks is {names!r}, but a list of names is needed: one or more of {', '.join(CHECKS)}")
     for name in names:
         if name not in CHECKS:
             hint = did_you_mean(name, CHECKS, "; ", 0.5)
-            raise InputError(f"there is no check {name!r}{hint or ';'} there are {', '.join(CHECKS)}")
+            raise ArgumentError(f"there is no check {name!r}{hint or ';'} there are {', '.join(CHECKS)}")
     return [CHECKS[name] for name in dict.fromkeys(names)]
 
 
@@ -176,7 +177,7 @@ def _findings(check: Check, context: AuditContext) -> list[Finding]:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}"
         found.append(Finding(check.name, "error", f"{type(error).__name__}: {one_line(error)} ({place})"))
-    return found
+    return [replace(each, check=check.name) for each in found]
 
 
 def _findings_when_restricted(check: Check, context: AuditContext) -> list[Finding]:

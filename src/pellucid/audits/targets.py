@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from pellucid.audits.probes.hf_load import is_pretrained_class, tiny_model
-from pellucid.errors import InputError, one_line
+from pellucid.errors import ArgumentError, one_line
 from pellucid.messages import did_you_mean, nearest
 
 _KINDS = "a checkpoint folder, a Hugging Face folder, or module:attribute such as mypackage.models:make_model"
@@ -24,17 +24,17 @@ def from_text(text: str) -> object:
     Modules are looked for in the working directory too. This runs code, as importing does: name what you trust.
 
     Raises:
-        InputError: there is no such thing, or it cannot be made without arguments.
+        ArgumentError: there is no such thing, or it cannot be made without arguments.
     """
     name, colon, path = text.partition(":")
     if not colon or not name or not path:
-        raise InputError(f"{text!r} names nothing that can be audited;{_hint(text)} give {_KINDS}")
+        raise ArgumentError(f"{text!r} names nothing that can be audited;{_hint(text)} give {_KINDS}")
     found = _import(name, text)
     for part in path.split("."):
         if not hasattr(found, part):
             names = sorted(n for n in dir(found) if not n.startswith("_"))
             hint = did_you_mean(part, names, "; ", 0.5)
-            raise InputError(f"{name} has no {path!r}{hint or ';'} it has {', '.join(names[:12]) or 'nothing'}")
+            raise ArgumentError(f"{name} has no {path!r}{hint or ';'} it has {', '.join(names[:12]) or 'nothing'}")
         found = getattr(found, part)
     return _make(found, text)
 
@@ -65,10 +65,10 @@ def _import(name: str, text: str) -> Any:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
-            raise InputError(f"there is no module {name!r} to audit {text!r} from; give {_KINDS}") from None
-        raise InputError(f"{name} cannot be imported: {error}; install what it needs") from error
+            raise ArgumentError(f"there is no module {name!r} to audit {text!r} from; give {_KINDS}") from None
+        raise ArgumentError(f"{name} cannot be imported: {error}; install what it needs") from error
     except (Exception, SystemExit) as error:  # anybody's code
-        raise InputError(f"{name} cannot be imported: {type(error).__name__}: {one_line(error)}") from error
+        raise ArgumentError(f"{name} cannot be imported: {type(error).__name__}: {one_line(error)}") from error
     finally:
         sys.path.remove(here)
 
@@ -85,7 +85,7 @@ def _make(found: Any, text: str) -> object:
         return found()
     except (Exception, SystemExit) as error:  # anybody's code
         hint = "write a factory without arguments and name that"
-        raise InputError(f"{text} cannot be made: {type(error).__name__}: {one_line(error)}; {hint}") from error
+        raise ArgumentError(f"{text} cannot be made: {type(error).__name__}: {one_line(error)}; {hint}") from error
 
 
 def _takes_an_argument(function: Callable[..., object]) -> bool:

@@ -15,8 +15,8 @@ from torch._C import DispatchKey
 
 from pellucid.errors import ShapeError, UnsupportedError
 from pellucid.nn.backends import reference, sdpa, varlen
-from pellucid.nn.backends.inputs import AttentionInputs, AttentionOptions, Backend
-from pellucid.shapes import Float, Tensor, broadcasts_to
+from pellucid.nn.backends.inputs import AttentionInputs, AttentionOptions, Backend, with_finite_inputs
+from pellucid.shapes import Bool, Float, Tensor, broadcasts_to
 from pellucid.visibility import Coordinates, Rule, parse
 
 __all__ = ["BACKENDS", "AttentionOptions", "Backend", "attend", "choose", "probabilities"]
@@ -35,13 +35,16 @@ def attend(
     k_coords: Coordinates,
     bias: Float[Tensor, "#B #N T S"] | None = None,
     sink_logits: Float[Tensor, "N"] | None = None,
+    nonfinite: Bool[Tensor, "B S"] | None = None,
     options: AttentionOptions = AttentionOptions(),  # noqa: B008 - frozen
 ) -> Float[Tensor, "B T N U"]:
     """Scaled dot-product attention (Vaswani et al. 2017, §3.2.1) of ``q`` over the keys that ``rule`` lets it see.
 
     Query head n reads key/value head ``n // (N / K)`` (grouped-query attention, Ainslie et al. 2023). ``q_coords`` and
     ``k_coords`` are the positions and documents of queries and keys. ``bias`` is added to scores after the softcap;
-    ``sink_logits`` join each softmax as a key without a value.
+    ``sink_logits`` join each softmax as a key without a value. ``nonfinite`` says that keys and values are finite,
+    because a cache or :func:`~pellucid.nn.backends.inputs.replace_nonfinite` put 0 in the place of NaN and Inf in
+    these slots; without it, this function does so.
 
     A query that sees nothing returns exactly 0. Hidden content never matters, not even NaN; a NaN that is visible
     makes the output NaN.
@@ -50,24 +53,26 @@ def attend(
         ShapeError: sizes that do not fit.
         UnsupportedError: the backend named in ``options`` cannot do what was asked.
     """
-    call = AttentionInputs(q_BTNH, k_BSKH, v_BSKU, rule, q_coords, k_coords, bias, sink_logits, options)
+    call = AttentionInputs(q_BTNH, k_BSKH, v_BSKU, rule, q_coords, k_coords, bias, sink_logits, options, nonfinite)
     if not torch.compiler.is_compiling():
-        return _kernel(call)(call)
+        kernel, call = _prepare(call)
+        return kernel(call)
     # one operator of the graph, where the rule has a text and nothing random would be computed twice
     return torch.compiler.disable(_run)(call) if rule.is_slot_mask or options.dropout else _compiled(call)
 
 
-def _kernel(call: AttentionInputs) -> Callable[[AttentionInputs], Tensor]:
-    """The backend's function for this call, whose shapes are checked first."""
+def _prepare(call: AttentionInputs) -> tuple[Callable[[AttentionInputs], Tensor], AttentionInputs]:
+    """The backend's function for this call, and the call as backends get it: shapes checked, numbers finite."""
     _check(call)
     backend = choose(call) if call.options.backend == "auto" else call.options.backend
     if backend not in _BACKENDS:
         raise UnsupportedError(f"there is no attention backend {backend!r}; choose one of {', '.join(BACKENDS)}")
-    return _BACKENDS[backend]
+    return _BACKENDS[backend], with_finite_inputs(call)
 
 
 def _run(call: AttentionInputs) -> Tensor:
-    return _kernel(call)(call)
+    kernel, call = _prepare(call)
+    return kernel(call)
 
 
 def choose(call: AttentionInputs) -> str:
@@ -93,7 +98,7 @@ def probabilities(
     """The attention weights themselves, by the reference path: hidden keys have weight exactly 0."""
     call = AttentionInputs(q_BTNH, k_BSKH, k_BSKH, rule, q_coords, k_coords, bias, sink_logits, options)
     _check(call)
-    return reference.probabilities(call)
+    return reference.probabilities(with_finite_inputs(call))
 
 
 def _check(call: AttentionInputs) -> None:
@@ -125,8 +130,8 @@ _recent: deque[Coordinates] = deque(maxlen=2)  # of queries and of keys: the lay
 
 _INPUTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? sink_logits, Tensor q_positions, Tensor q_segments, "
-    "Tensor? q_groups, Tensor k_positions, Tensor k_segments, Tensor? k_groups, str rule, float? scale, "
-    "float? softcap, str backend"
+    "Tensor? q_groups, Tensor k_positions, Tensor k_segments, Tensor? k_groups, Tensor? nonfinite, str rule, "
+    "float? scale, float? softcap, str backend"
 )
 
 
@@ -141,7 +146,8 @@ def _compiled(call: AttentionInputs) -> Tensor:
     queries, keys, options = call.q_coords, call.k_coords, call.options
     out: Tensor = _forward(
         q, k, v, call.bias, call.sink_logits, queries.positions, queries.segments, queries.groups, keys.positions,
-        keys.segments, keys.groups, call.rule.describe(), options.scale, options.softcap, options.backend,
+        keys.segments, keys.groups, call.nonfinite, call.rule.describe(), options.scale, options.softcap,
+        options.backend,
     )  # fmt: skip
     return out
 
@@ -216,12 +222,12 @@ _forward.register_autograd(_gradients, setup_context=_keep)
 def _call(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sink_logits: Tensor | None, q_positions: Tensor,
     q_segments: Tensor, q_groups: Tensor | None, k_positions: Tensor, k_segments: Tensor, k_groups: Tensor | None,
-    rule: str, scale: float | None, softcap: float | None, backend: Any,
+    nonfinite: Tensor | None, rule: str, scale: float | None, softcap: float | None, backend: Any,
 ) -> AttentionInputs:  # fmt: skip
     queries = _coordinates(q_positions, q_segments, q_groups)
     keys = _coordinates(k_positions, k_segments, k_groups)
     options = AttentionOptions(scale=scale, softcap=softcap, backend=backend)
-    return AttentionInputs(q, k, v, parse(rule), queries, keys, bias, sink_logits, options)
+    return AttentionInputs(q, k, v, parse(rule), queries, keys, bias, sink_logits, options, nonfinite)
 
 
 def _coordinates(positions: Tensor, segments: Tensor, groups: Tensor | None) -> Coordinates:

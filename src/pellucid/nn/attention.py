@@ -156,9 +156,9 @@ class GroupedQueryAttention(_Attention):
     def forward(self, x_BTD: Float[Tensor, "B T D"], ctx: LayerContext) -> Float[Tensor, "B T D"]:
         """What each token gathers from those that it sees."""
         q_BTNH, k_BSKH = self._queries_and_keys(x_BTD, ctx.q_coords)
-        v_BSKH = self._project(self.v_proj, x_BTD)
+        v_BSKH, nonfinite_BS = self._project(self.v_proj, x_BTD), None
         if ctx.cache is not None:
-            k_BSKH, v_BSKH = ctx.cache.append(k_BSKH, v_BSKH)
+            (k_BSKH, v_BSKH), nonfinite_BS = ctx.cache.append(k_BSKH, v_BSKH)
         out_BTNH = attend(
             q_BTNH,
             k_BSKH,
@@ -168,6 +168,7 @@ class GroupedQueryAttention(_Attention):
             k_coords=ctx.k_coords,
             bias=ctx.bias,
             sink_logits=self.sinks,
+            nonfinite=nonfinite_BS,
             options=options_for(self),
         )
         return self.o_proj(out_BTNH.flatten(-2))
@@ -220,7 +221,7 @@ class CrossAttention(_Attention):
         Raises:
             ArgumentError: no hidden states, and no cache that holds their keys and values.
         """
-        q_BTNH, k_BSKH, v_BSKH, k_coords = self._queries_keys_values(x_BTD, ctx)
+        q_BTNH, (k_BSKH, v_BSKH, nonfinite_BS), k_coords = self._queries_keys_values(x_BTD, ctx)
         out_BTNH = attend(
             q_BTNH,
             k_BSKH,
@@ -228,18 +229,21 @@ class CrossAttention(_Attention):
             rule=self.rule,
             q_coords=ctx.q_coords,
             k_coords=k_coords,
+            nonfinite=nonfinite_BS,
             options=options_for(self),
         )
         return self.o_proj(out_BTNH.flatten(-2))
 
     def weights(self, x_BTD: Float[Tensor, "B T D"], ctx: LayerContext) -> Float[Tensor, "B N T S"]:
         """The attention weights of each head over ``ctx.encoder_output``, by the reference path."""
-        q_BTNH, k_BSKH, _, k_coords = self._queries_keys_values(x_BTD, ctx)
+        q_BTNH, (k_BSKH, *_), k_coords = self._queries_keys_values(x_BTD, ctx)
         return probabilities(
             q_BTNH, k_BSKH, rule=self.rule, q_coords=ctx.q_coords, k_coords=k_coords, options=self.options
         )
 
-    def _queries_keys_values(self, x_BTD: Tensor, ctx: LayerContext) -> tuple[Tensor, Tensor, Tensor, Coordinates]:
+    def _queries_keys_values(
+        self, x_BTD: Tensor, ctx: LayerContext
+    ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor | None], Coordinates]:
         source, cache = ctx.encoder_output, ctx.cache
         assert source is not None, "a block checks that there is an encoder's output"
         q_BTNH = self._normalize(self.q_norm, self._project(self.q_proj, x_BTD))
@@ -249,14 +253,13 @@ class CrossAttention(_Attention):
                     "this encoder output has no hidden states, and no cache holds their keys and values; give "
                     "EncoderOutput(hidden_states, coordinates) at the first pass"
                 )
-            return q_BTNH, *cache.cross, source.coordinates
+            return q_BTNH, cache.cross, source.coordinates
         # padding becomes 0, so that not even NaN there reaches a gradient; states may come from a wider stream
         x_BSD = zero_padding(source.hidden_states, source.coordinates).to(self.k_proj.weight.dtype)
         k_BSKH = self._normalize(self.k_norm, self._project(self.k_proj, x_BSD))
         v_BSKH = self._project(self.v_proj, x_BSD)
-        if cache is not None:
-            cache.cross = k_BSKH.detach(), v_BSKH.detach()
-        return q_BTNH, k_BSKH, v_BSKH, source.coordinates
+        stored = (k_BSKH, v_BSKH, None) if cache is None else cache.append_cross(k_BSKH, v_BSKH)
+        return q_BTNH, stored, source.coordinates
 
 
 def options_for(part: nn.Module) -> AttentionOptions:

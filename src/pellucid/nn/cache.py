@@ -7,11 +7,13 @@ invisible by construction, and a row's positions go on from what the row holds, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from copy import copy as shallow_copy
+from dataclasses import dataclass, field
 
 import torch
 
 from pellucid.errors import ArgumentError, LengthError, ShapeError, UnsupportedError
+from pellucid.nn.backends.inputs import replace_nonfinite
 from pellucid.shapes import Int, Tensor
 from pellucid.visibility import Coordinates, Layout, Rule, Run
 from pellucid.visibility.coordinates import ends, lengths, merge, rows_of, runs_of
@@ -22,17 +24,24 @@ class LayerCache:
     """What one layer keeps; :class:`ContiguousCache` owns it and says which slots are next.
 
     ``tensors`` are ``[B, S, …]``: keys and values, or a latent and a shared key. ``cross`` holds the keys and values of
-    a memory, ``[B, S', K, H]`` each, from the first pass on that reads it.
+    a memory, ``[B, S', K, H]`` each, and its slots that were not finite, from the first pass on that reads it.
+    ``nonfinite`` are the slots in which something else than a finite number was appended: 0 is stored in its place,
+    and a query that sees the slot gets NaN.
     """
 
     tensors: tuple[Tensor, ...]
     start: int = 0
-    cross: tuple[Tensor, Tensor] | None = None
+    cross: tuple[Tensor, Tensor, Tensor] | None = None
+    nonfinite: Tensor = field(init=False)
 
-    def append(self, *new: Tensor) -> tuple[Tensor, ...]:
+    def __post_init__(self) -> None:
+        first = self.tensors[0]
+        self.nonfinite = torch.zeros(first.shape[:2], dtype=torch.bool, device=first.device)
+
+    def append(self, *new: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
         """Store a new chunk of each tensor at the slots that :meth:`ContiguousCache.begin_append` opened.
 
-        Returns all slots up to its end.
+        Returns the tensors of all slots up to its end, all finite, and which slots were not (``[B, S]``).
 
         Gradients flow into this chunk and stop at earlier ones, which are remembered as numbers.
 
@@ -42,21 +51,43 @@ class LayerCache:
         room, got = [tuple(t.shape[2:]) for t in self.tensors], [tuple(t.shape[2:]) for t in new]
         if room != got:  # assignment alone would broadcast one head into the room of many
             raise ShapeError(f"a layer appends {got} a slot, but its cache has room for {room}; make the shapes agree")
-        return tuple(self._append(store, chunk) for store, chunk in zip(self.tensors, new, strict=True))
+        start, stop = self.start, self.start + new[0].shape[1]
+        new, nonfinite_BT = replace_nonfinite(*new)
+        casts = tuple(chunk.detach().to(store.dtype) for chunk, store in zip(new, self.tensors, strict=True))
+        overflow_BT = None
+        if any(chunk.dtype != cast.dtype for chunk, cast in zip(new, casts, strict=True)):
+            casts, overflow_BT = replace_nonfinite(*casts)
+        for store, cast in zip(self.tensors, casts, strict=True):
+            store[:, start:stop] = cast
+        self.nonfinite[:, start:stop] = False if nonfinite_BT is None else nonfinite_BT
+        nonfinite_BS = self.nonfinite[:, :stop]
+        if overflow_BT is not None:  # finite in this pass, which reads what is not cast yet
+            nonfinite_BS = nonfinite_BS.clone()
+            self.nonfinite[:, start:stop] |= overflow_BT
+        return tuple(self._read(store, chunk) for store, chunk in zip(self.tensors, new, strict=True)), nonfinite_BS
 
-    def _append(self, store: Tensor, new: Tensor) -> Tensor:
-        stop = self.start + new.shape[1]
-        store[:, self.start : stop] = new.detach()
+    def _read(self, store: Tensor, new: Tensor) -> Tensor:
         if self.start == 0:
             return new
         if new.requires_grad:
             return torch.cat([store[:, : self.start].to(new.dtype), new], 1)
-        return store[:, :stop].to(new.dtype)
+        return store[:, : self.start + new.shape[1]].to(new.dtype)
+
+    def append_cross(self, k_BSKH: Tensor, v_BSKH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Store the keys and values of a memory for later passes; returns them, finite, and which slots were not."""
+        (k_BSKH, v_BSKH), nonfinite_BS = replace_nonfinite(k_BSKH, v_BSKH)
+        if nonfinite_BS is None:
+            nonfinite_BS = torch.zeros(k_BSKH.shape[:2], dtype=torch.bool, device=k_BSKH.device)
+        self.cross = k_BSKH.detach(), v_BSKH.detach(), nonfinite_BS
+        return k_BSKH, v_BSKH, nonfinite_BS
 
     def apply(self, change: Callable[[Tensor], Tensor]) -> None:
         """Put ``change(tensor)`` in the place of every tensor."""
         self.tensors = tuple(change(tensor) for tensor in self.tensors)
-        self.cross = None if self.cross is None else (change(self.cross[0]), change(self.cross[1]))
+        self.nonfinite = change(self.nonfinite)
+        if self.cross is not None:
+            k_BSKH, v_BSKH, nonfinite_BS = self.cross
+            self.cross = change(k_BSKH), change(v_BSKH), change(nonfinite_BS)
 
 
 class ContiguousCache:
@@ -281,7 +312,7 @@ class ContiguousCache:
     def snapshot(self) -> ContiguousCache:
         """A copy that shares no memory with this one."""
         copy = object.__new__(ContiguousCache)
-        copy.layers = [replace(layer) for layer in self.layers]
+        copy.layers = [shallow_copy(layer) for layer in self.layers]
         for layer in copy.layers:
             layer.apply(torch.clone)
         copy.positions_BS, copy.segments_BS = self.positions_BS.clone(), self.segments_BS.clone()

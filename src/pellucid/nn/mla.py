@@ -15,6 +15,7 @@ from torch import nn
 from pellucid.errors import ArgumentError, ShapeError
 from pellucid.nn.attend import AttentionOptions, attend, probabilities
 from pellucid.nn.attention import LayerContext, options_for
+from pellucid.nn.backends.inputs import replace_nonfinite
 from pellucid.nn.cache import LayerCache
 from pellucid.nn.embedding import zero_padding
 from pellucid.nn.positions import Rotary
@@ -105,11 +106,15 @@ class MLA(nn.Module):
         """What each token gathers from those that it sees."""
         q_BTNQ, q_BTNP = self._queries(x_BTD, ctx.q_coords)
         latent_BSR, key_BSP = self._latents(x_BTD, ctx.q_coords)
+        nonfinite_BS = None
         if ctx.cache is not None:
-            latent_BSR, key_BSP = ctx.cache.append(latent_BSR, key_BSP)
+            (latent_BSR, key_BSP), nonfinite_BS = ctx.cache.append(latent_BSR, key_BSP)
         absorbed = self._absorbs(x_BTD.shape[1], latent_BSR.shape[1], ctx.cache)
         make = self._absorbed if absorbed else self._explicit
         q_BTNH, k_BSKH, v_BSKU = make(q_BTNQ, q_BTNP, latent_BSR, key_BSP, ctx.k_coords)
+        if nonfinite_BS is not None and not absorbed:  # a finite latent may make keys and values that are too large
+            (k_BSKH, v_BSKU), overflow_BS = replace_nonfinite(k_BSKH, v_BSKU)
+            nonfinite_BS = nonfinite_BS if overflow_BS is None else nonfinite_BS | overflow_BS
         out_BTNU = attend(
             q_BTNH,
             k_BSKH,
@@ -118,6 +123,7 @@ class MLA(nn.Module):
             q_coords=ctx.q_coords,
             k_coords=ctx.k_coords,
             bias=ctx.bias,
+            nonfinite=nonfinite_BS,
             options=options_for(self),
         )
         if absorbed:

@@ -25,7 +25,7 @@ from pellucid.audits.checks.check import Check
 __all__ = ["CHECKS", "Check"]
 
 CHECKS: dict[str, Check] = {
-    module.CHECK.name: module.CHECK
+    module.check.name: module.check
     for module in (
         *(future, window, prefix, padding, packing, batch, cross, loss, cache),
         *(positions, mask_ignored, polarity, hidden_rows, modes, dropout, determinism, trace, kernels),

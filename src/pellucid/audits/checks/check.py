@@ -1,25 +1,35 @@
-"""What a check is."""
+"""What a check is: a question about a target, and the cases that answer it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 
 from pellucid.audits.engine.context import AuditContext
 from pellucid.probe import Capability
 from pellucid.records import Finding
 
+Run = Callable[[AuditContext], Iterator[Finding]]
+
 
 @dataclass(frozen=True)
 class Check:
-    """One family of questions. ``needs`` and ``length`` say what a target must offer to be asked at all.
+    """One family of questions, named like its file.
 
-    ``steady``: it compares answers, so a target that answers otherwise each time cannot be asked.
+    ``needs`` and ``length`` (tokens in a row) say what a target must offer to be asked at all. ``steady``: it compares
+    answers, so it says nothing about a target that answers differently each time.
     """
 
     name: str
     asks: str
-    run: Callable[[AuditContext], Iterator[Finding]]
+    run: Run
     needs: frozenset[Capability] = frozenset()
     length: int = 9
     steady: bool = True
+
+
+def question(
+    asks: str, *, needs: Set[Capability] = frozenset(), length: int = 9, steady: bool = True
+) -> Callable[[Run], Check]:
+    """Makes a check of a generator of findings."""
+    return lambda run: Check(run.__module__.rpartition(".")[2], asks, run, frozenset(needs), length, steady)

@@ -3,56 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from pellucid.audits.checks.check import Check
-from pellucid.audits.engine.capture import memory_changed
+from pellucid.audits.checks.check import question
+from pellucid.audits.engine.capture import encoder_output_changed
+from pellucid.audits.engine.compare import Answer, compare, passed, skip_if_unsupported
 from pellucid.audits.engine.context import AuditContext
-from pellucid.audits.engine.decision import at, finding, not_moved, rows_of, skip_if_unsupported
-from pellucid.audits.engine.deviation import Deviation, TargetRun, logit_scale, max_abs_diff
-from pellucid.audits.engine.layer_isolation import encoder_held
+from pellucid.audits.engine.layer_isolation import check_encoder, is_plain
 from pellucid.audits.engine.perturbation import Forward
+from pellucid.audits.engine.target_run import TargetRun, logit_scale, max_abs_diff
 from pellucid.batch import Batch, Side
 from pellucid.records import Finding, Location
 
-NAME = "cross"
 TARGET = 4
 SOURCE = 6
-_PLAIN = 1e-3
 SIDES: tuple[Side, ...] = ("right", "left")
 
 
-def run(context: AuditContext) -> Iterator[Finding]:
+@question(
+    "Does every target token see all of its own source, none of its padding, and the encoder keep to its rules?",
+    needs={"source"},
+    length=TARGET,
+)
+def check(context: AuditContext) -> Iterator[Finding]:
     """Change the source, or what the encoder made of it, and watch the target's outputs."""
-    sources, targets = rows_of(context, (3, SOURCE, 1)), [context.tokens(TARGET) for _ in range(3)]
+    sources, targets = context.rows((3, SOURCE, 1)), [context.tokens(TARGET) for _ in range(3)]
     yield _whole(context, "whole source", sources[1], targets[1], TargetRun.logits)
     if context.can("cache"):
-        case = "through a cache"
-        yield skip_if_unsupported(NAME, case, lambda: _whole(context, case, sources[1], targets[1], _stepwise))
+        yield _whole(context, "through a cache", sources[1], targets[1], _stepwise)
     if context.probe.memory_name is not None:
-        yield _memory(context, sources[1], targets[1])
-    yield from encoder_held(context, NAME)
+        yield _encoder_output(context, sources[1], targets[1])
+    yield from check_encoder(context)
     if not context.can("padding"):
         return
     for side in [side for side in SIDES if side in context.probe.sides]:
-        yield skip_if_unsupported(NAME, f"source padded {side}", partial(_alone, context, side, sources, targets))
-        yield skip_if_unsupported(
-            NAME, f"other ids in {side} pads", partial(_other_ids, context, side, sources, targets)
-        )
-    yield _mates(context, sources, targets)
+        batch = Batch.from_rows(targets).replace(source=Batch.from_rows(sources, side=side, length=SOURCE + 2))
+        yield _compared(
+            context, f"source padded {side}", _alone(sources, targets), batch,
+            "targets answer as they do beside their source alone",
+            "the output at {query} differs from that beside its source alone",
+        )  # fmt: skip
+        yield _unmoved(context, f"other ids in {side} pads", batch, "the ids of the source's pads")
+    batch = Batch.from_rows(targets).replace(source=Batch.from_rows(sources, length=SOURCE + 2))
+    yield _unmoved(context, "sources of other rows", batch, "the sources of other rows", row=1)
 
 
 def _stepwise(run: TargetRun, batch: Batch) -> Tensor:
     return run.chunked(batch, [1] * batch.shape[1])
 
 
-def _pairs(sources: list[list[int]], targets: list[list[int]], side: Side, length: int = SOURCE + 2) -> Batch:
-    return Batch.from_rows(targets).replace(source=Batch.from_rows(sources, side=side, length=length))
-
-
+@skip_if_unsupported
 def _whole(context: AuditContext, case: str, source: list[int], target: list[int], forward: Forward) -> Finding:
     """Each token of the source moves every output of the target, the first one too."""
     changed = [source, *([*source[:j], context.other(source[j]), *source[j + 1 :]] for j in range(SOURCE))]
@@ -65,78 +67,48 @@ def _whole(context: AuditContext, case: str, source: list[int], target: list[int
     return _all_seen(context, case, sizes_TS, "token {} of the source")
 
 
-def _memory(context: AuditContext, source: list[int], target: list[int]) -> Finding:
-    """Each slot of the memory by itself: an encoder that mixes would hide what cross-attention does not see."""
+def _encoder_output(context: AuditContext, source: list[int], target: list[int]) -> Finding:
+    """Each slot of the encoder's output alone: an encoder that mixes would hide what cross-attention does not see."""
     batch, run = Batch.from_pairs([source] * SOURCE, [target] * SOURCE), context.runs[-1]
     before = run.logits(batch)
-    with memory_changed(run):
+    with encoder_output_changed(run):
         after = run.logits(batch)
-    return _all_seen(
-        context, "each memory slot", max_abs_diff(before, after).T / logit_scale(before), "slot {} of the memory"
-    )
+    sizes_TS = max_abs_diff(before, after).T / logit_scale(before)
+    return _all_seen(context, "each memory slot", sizes_TS, "slot {} of the memory")
 
 
 def _all_seen(context: AuditContext, case: str, sizes_TS: Tensor, what: str) -> Finding:
     """Sizes are relative; where other pairs move far above rounding, one that does not move at all is not seen."""
     seen_TS = sizes_TS > 1e-14
-    plain = context.probe.rules_declared and bool(seen_TS.any()) and float(sizes_TS[seen_TS].median()) > _PLAIN
-    status = "leak" if plain else context.status_of_unseen
     unseen = (~seen_TS).nonzero().tolist()
     if not unseen:
-        return Finding(NAME, "pass", f"each of {SOURCE} slots moves each of {TARGET} outputs", case, size=0.0)
+        return passed(case, f"each of {SOURCE} slots moves each of {TARGET} outputs", 0.0)
     query, key = unseen[0]
     why = ": cross-attention is causal" if torch.equal(seen_TS, torch.ones_like(seen_TS).tril()) else ""
     message = f"target query {query} does not see {what.format(key)} ({len(unseen)} such pairs){why}"
-    return Finding(NAME, status, message, case, Location(0, query, key), 0.0, "no bit of its output moved")
+    status = "leak" if is_plain(context, sizes_TS[seen_TS]) else context.status_of_unseen
+    return Finding("", status, message, case, Location(0, query, key), 0.0, "no bit of its output moved")
 
 
-def _alone(context: AuditContext, side: Side, sources: list[list[int]], targets: list[list[int]]) -> Finding:
-    """Rows beside padded sources against each pair alone."""
-    batch = _pairs(sources, targets, side)
-
-    def measure(run: TargetRun) -> Deviation:
-        got = run.logits(batch)
-        alone = (Batch.from_pairs([s], [t]) for s, t in zip(sources, targets, strict=True))
-        want = torch.cat([run.logits(pair) for pair in alone])
-        return Deviation(run, max_abs_diff(want, got), logit_scale(want))
-
-    place = at("the output at {query} answers otherwise than beside its source alone")
-    good = "targets answer as they do beside their source alone"
-    return finding(context, NAME, f"source padded {side}", context.read(measure), bits=False, good=good, place=place)
+@skip_if_unsupported
+def _compared(context: AuditContext, case: str, want: Answer, got: Batch, good: str, wrong: str) -> Finding:
+    return compare(context, case, want, got, good=good, wrong=wrong)
 
 
-def _other_ids(context: AuditContext, side: Side, sources: list[list[int]], targets: list[list[int]]) -> Finding:
-    batch = _pairs(sources, targets, side)
+def _alone(sources: list[list[int]], targets: list[list[int]]) -> Answer:
+    """Each pair by itself."""
+    pairs = [Batch.from_pairs([source], [target]) for source, target in zip(sources, targets, strict=True)]
+    return lambda run: torch.cat([run.logits(pair) for pair in pairs])
+
+
+@skip_if_unsupported
+def _unmoved(context: AuditContext, case: str, batch: Batch, what: str, row: int | None = None) -> Finding:
+    """The pads of all sources change; with ``row``, the sources of all other rows."""
     assert batch.source is not None
-    after = batch.replace(source=context.fresh(batch.source, ~batch.source.token_mask))
-    return _unmoved(
-        context,
-        f"other ids in {side} pads",
-        batch,
-        after,
-        torch.ones_like(batch.token_mask),
-        "the ids of the source's pads",
-    )
-
-
-def _mates(context: AuditContext, sources: list[list[int]], targets: list[list[int]]) -> Finding:
-    batch = _pairs(sources, targets, "right")
-    assert batch.source is not None
-    others_BS, mine_BT = batch.source.token_mask.clone(), torch.zeros_like(batch.token_mask)
-    others_BS[1], mine_BT[1] = False, True
-    after = batch.replace(source=context.fresh(batch.source, others_BS))
-    return _unmoved(context, "sources of other rows", batch, after, mine_BT, "the sources of other rows")
-
-
-def _unmoved(context: AuditContext, case: str, before: Batch, after: Batch, watched_BT: Tensor, what: str) -> Finding:
-    place = at(f"the output at {{query}} moves with {what}")
-    return not_moved(context, NAME, case, before, after, watched_BT, good=f"{what} move nothing", place=place)
-
-
-CHECK = Check(
-    NAME,
-    "Does every target token see all of its own source, none of its padding, and the encoder keep to its rules?",
-    run,
-    frozenset({"source"}),
-    length=TARGET,
-)
+    changed_BS, watched_BT = ~batch.source.token_mask, torch.ones_like(batch.token_mask)
+    if row is not None:
+        changed_BS, watched_BT = ~changed_BS, ~watched_BT
+        changed_BS[row], watched_BT[row] = False, True
+    after = batch.replace(source=context.fresh(batch.source, changed_BS))
+    good, wrong = f"{what} move nothing", f"the output at {{query}} moves with {what}"
+    return compare(context, case, batch, after, watch=watched_BT, bits=True, good=good, wrong=wrong)

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
-import torch
 from torch import Tensor
 
-from pellucid.audits.checks.check import Check
+from pellucid.audits.checks.check import question
+from pellucid.audits.engine.compare import compare, fragile, leak, passed, skip_if_unsupported
 from pellucid.audits.engine.context import AuditContext
-from pellucid.audits.engine.decision import at, finding, skip_if_unsupported
-from pellucid.audits.engine.deviation import Deviation, TargetRun, logit_scale, max_abs_diff
-from pellucid.audits.engine.module_copies import deep_copy, reseeded, run_on, shallow_weight_copy
-from pellucid.audits.engine.preserve_state import preserve_state
+from pellucid.audits.engine.state import preserve_state, reseed, shallow_weight_copy
+from pellucid.audits.engine.target_run import TargetRun, deep_copy, logit_scale, max_abs_diff, run_on
 from pellucid.batch import Batch
 from pellucid.records import Finding, Location
 
-NAME = "determinism"
 _ORDER = [2, 0, 3, 1]
 
 
-def run(context: AuditContext) -> Iterator[Finding]:
+@question(
+    "Does the same request get the same answer, whatever was asked, drawn or copied before?", length=5, steady=False
+)
+def check(context: AuditContext) -> Iterator[Finding]:
     """Twice, after another request, with other random numbers, on a copy, in another order of rows."""
     native = context.native
     batch = Batch.from_rows([context.tokens(5) for _ in range(4)])
@@ -28,47 +29,41 @@ def run(context: AuditContext) -> Iterator[Finding]:
     with preserve_state(context.probe.module):
         cases = [_compared(native, "twice", first, native.logits(batch), "when asked again at once")]
         native.logits(Batch.from_rows([context.tokens(3)]))
-        _longest(context)
+        longer = min(context.length + 8, context.probe.max_length or context.length + 8)
+        with suppress(Exception):  # what grows with the longest request grows here; refusing is right
+            native.logits(Batch.from_rows([context.tokens(longer)]))
         native.logits(context.fresh(batch))
         after = native.logits(batch)
         cases.append(_compared(native, "after other requests", first, after, "after other requests"))
-        reseeded(12345)
+        reseed(12345)
         cases.append(_compared(native, "other seeds", first, native.logits(batch), "after other random numbers"))
     yield from cases
-    yield skip_if_unsupported(NAME, "on a copy", lambda: _on_a_copy(native, batch, first))
+    yield _on_a_copy(context, "on a copy", batch, first)
     yield from _other_lengths(context)
     if not any(case.failed for case in cases):
         yield _other_order(context, batch)
-
-
-def _longest(context: AuditContext) -> None:
-    """Ask for more than any other check does: what grows with the longest request grows here."""
-    longer = min(context.length + 8, context.probe.max_length or context.length + 8)
-    try:
-        context.native.logits(Batch.from_rows([context.tokens(longer)]))
-    except Exception:  # noqa: BLE001 (a bound that it does not state: refusing is right)
-        return
 
 
 def _compared(run: TargetRun, case: str, first: Tensor, answer: Tensor, when: str) -> Finding:
     sizes_BT = max_abs_diff(first, answer)
     size = float(sizes_BT.max())
     if not size:
-        return Finding(NAME, "pass", f"the same request is answered the same {when}, bit for bit", case, size=0.0)
-    row, query = sizes_BT.nonzero()[0].tolist()
-    rounding = size <= run.rounding * logit_scale(first)
-    message = f"the same request is answered otherwise {when}, first at {query}"
-    note = "no more than rounding: a kernel whose order varies" if rounding else "more than rounding"
-    return Finding(NAME, "fragile" if rounding else "leak", message, case, Location(row, query), size, note)
+        return passed(case, f"the same request is answered the same {when}, bit for bit", 0.0)
+    where = Location(*sizes_BT.nonzero()[0].tolist())
+    message = f"the same request gets another answer {when}, first at {where.query}"
+    if size <= run.rounding * logit_scale(first):
+        return fragile(case, message, where, size, "no more than rounding: a kernel whose order varies")
+    return leak(case, message, where, size, "more than rounding")
 
 
-def _on_a_copy(native: TargetRun, batch: Batch, first: Tensor) -> Finding:
-    """A copy that answers otherwise keeps something outside of itself."""
-    return _compared(native, "on a copy", first, deep_copy(native).logits(batch), "by a deep copy")
+@skip_if_unsupported
+def _on_a_copy(context: AuditContext, case: str, batch: Batch, first: Tensor) -> Finding:
+    """A copy that differs keeps something outside of itself."""
+    return _compared(context.native, case, first, deep_copy(context.native).logits(batch), "by a deep copy")
 
 
 def _other_lengths(context: AuditContext) -> Iterator[Finding]:
-    """Two copies of what the target was before it was ever asked: one hears a short row first, one a long one.
+    """Two copies of what the target was before it was called: one is given a short row first, one a long one.
 
     Tables of angles, masks and biases are built by the first request and grown by a longer one, each in its own code.
     """
@@ -86,7 +81,7 @@ def _other_lengths(context: AuditContext) -> Iterator[Finding]:
             if module is None:
                 return
             run = run_on(context.native, module.eval())
-            reseeded(1)
+            reseed(1)
             answers.append({id(batch): run.logits(batch).clone() for batch in order})
     rising, falling = answers
     for batch, first, then, when in (
@@ -98,30 +93,17 @@ def _other_lengths(context: AuditContext) -> Iterator[Finding]:
         if found.failed:
             yield found
             return
-    yield Finding(NAME, "pass", "a row is answered the same after shorter and after longer ones", case)
+    yield passed(case, "a row is answered the same after shorter and after longer ones")
 
 
 def _other_order(context: AuditContext, batch: Batch) -> Finding:
     """Rows in another order are answered in that order."""
-    order = torch.tensor(_ORDER)
-    shuffled = batch.replace(tokens=batch.tokens[order])
-
-    def measure(run: TargetRun) -> Deviation:
-        want = run.logits(batch)[order]
-        return Deviation(run, max_abs_diff(want, run.logits(shuffled)), logit_scale(want))
-
-    def message(row: int, query: int) -> str:
-        return f"the row answers otherwise at {query} as row {row} of the batch than as row {_ORDER[row]}"
-
-    good = "rows in another order are answered the same, in that order"
-    case, readings = "rows in another order", context.read(measure)
-    return finding(context, NAME, case, readings, bits=False, good=good, place=at(message))
-
-
-CHECK = Check(
-    NAME,
-    "Does the same request get the same answer, whatever was asked, drawn or copied before?",
-    run,
-    length=5,
-    steady=False,
-)
+    return compare(
+        context, "rows in another order", lambda run: run.logits(batch)[_ORDER],
+        batch.replace(tokens=batch.tokens[_ORDER]),
+        good="rows in another order are answered the same, in that order",
+        wrong=lambda where: (
+            f"the row differs at {where.query} as row {where.row} of the batch than as row "
+            f"{_ORDER[where.row]}"
+        ),
+    )  # fmt: skip

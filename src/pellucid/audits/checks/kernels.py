@@ -13,24 +13,21 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from pellucid.audits.checks.check import Check
+from pellucid.audits.checks.check import question
+from pellucid.audits.engine.compare import at, decide, deviation, leak, not_applicable
 from pellucid.audits.engine.context import AuditContext
-from pellucid.audits.engine.decision import at, finding, rows_of
-from pellucid.audits.engine.deviation import (
-    Deviation,
+from pellucid.audits.engine.target_run import (
     Gradients,
     TargetRun,
     first_difference,
     gradients,
     logit_scale,
-    max_abs_diff,
     rounding_noise,
 )
 from pellucid.batch import Batch
 from pellucid.errors import UnsupportedError, one_line
 from pellucid.records import Finding, Location
 
-NAME = "kernels"
 _REFUSES = re.compile(r"support|not implemented|not available|no available|unavailable|install", re.IGNORECASE)
 _COARSE = (torch.bfloat16, torch.float16)
 _LARGER = 8.0  # so many times larger weights make scores 64 times larger: caps and scales that were lost show up
@@ -66,11 +63,12 @@ class _Layout:
             return _Answer(run.logits(self.batch), {})
 
 
-def run(context: AuditContext) -> Iterator[Finding]:
+@question("Do all attention implementations give one answer, or refuse?", needs={"kernels"})
+def check(context: AuditContext) -> Iterator[Finding]:
     """Every layout by every implementation, against the first that answers."""
     names = context.probe.kernels
     if len(names) < 2:
-        yield Finding(NAME, "not_applicable", f"the target offers {len(names)} attention implementation(s)")
+        yield not_applicable("", f"the target offers {len(names)} attention implementation(s)")
         return
     runs = [_with_noise(run, names, context) for run in context.runs]
     for layout in _layouts(context):
@@ -93,7 +91,7 @@ def _with_noise(run: TargetRun, names: tuple[str, ...], context: AuditContext) -
             with run.probe.kernel(name):
                 return run.logits(batch)
         except (UnsupportedError, NotImplementedError, ImportError, ValueError, RuntimeError):
-            return torch.zeros(1)  # it refuses, which is told later
+            return torch.zeros(1)  # it refuses, which is reported later
 
     copied.noise = max(copied.noise, rounding_noise(module, [partial(by, name) for name in names]))
     if copied.noise > 1e-10:
@@ -105,7 +103,7 @@ def _with_noise(run: TargetRun, names: tuple[str, ...], context: AuditContext) -
 def _layouts(context: AuditContext) -> Iterator[_Layout]:
     long = Batch.from_rows([context.tokens(_long(context))])
     yield _Layout("full rows", long)
-    rows = rows_of(context, (3, min(9, context.length), 1))
+    rows = context.rows((3, min(9, context.length), 1))
     if context.can("padding"):
         for side in context.one_sided:
             graded = side == context.one_sided[-1]
@@ -130,63 +128,56 @@ def _compared(
     answers: dict[str, list[_Answer | None]] = {}
     for name in names:
         case = f"{name}, {layout.name}"
-        why, given = _outcome(context, layout, name, runs)
-        if why:
-            yield Finding(NAME, "not_applicable", f"{name} refuses: {why}", case)
+        try:
+            answers[name] = [_answer(context, layout, name, runs, run) for run in runs]
+        except UnsupportedError as error:
+            yield not_applicable(case, f"{name} refuses: {one_line(error)}")
             continue
-        answers[name] = given
         first = next(iter(answers))
         if name != first:
-            yield _against(context, layout, (first, answers[first]), (name, given), runs)
+            yield _against(case, context, layout, runs, (first, answers[first]), (name, answers[name]))
     if len(answers) < 2:
-        yield Finding(NAME, "not_applicable", f"{len(answers)} implementation(s) answer {layout.name}", layout.name)
+        yield not_applicable(layout.name, f"{len(answers)} implementation(s) answer {layout.name}")
 
 
-def _outcome(
-    context: AuditContext, layout: _Layout, name: str, runs: list[TargetRun]
-) -> tuple[str, list[_Answer | None]]:
-    """Why the target's own dtype is refused, and what each run gave (None: refused in that precision)."""
-    given: list[_Answer | None] = []
-    for run in runs:
-        try:
-            given.append(layout.ask(context, run, name, graded=layout.graded and run is runs[-1]))
-        except (UnsupportedError, NotImplementedError, ImportError, ValueError, RuntimeError) as error:
-            plain = isinstance(error, (ValueError, RuntimeError)) and not isinstance(
-                error, (UnsupportedError, NotImplementedError)
-            )
-            if plain and not _REFUSES.search(str(error)):
-                raise
-            if run is runs[0]:
-                return one_line(error), given
-            given.append(None)
-    return "", given
+def _answer(context: AuditContext, layout: _Layout, name: str, runs: list[TargetRun], run: TargetRun) -> _Answer | None:
+    """None where the implementation refuses a precision that is not the target's own.
+
+    Raises:
+        UnsupportedError: it refuses the target's own.
+    """
+    try:
+        return layout.ask(context, run, name, graded=layout.graded and run is runs[-1])
+    except (UnsupportedError, NotImplementedError, ImportError, ValueError, RuntimeError) as error:
+        refuses = isinstance(error, UnsupportedError | NotImplementedError | ImportError)
+        if not refuses and not _REFUSES.search(str(error)):
+            raise
+        if run is runs[0]:
+            raise UnsupportedError(one_line(error)) from error
+        return None
 
 
 _Outcome = tuple[str, list[_Answer | None]]
 
 
 def _against(
-    context: AuditContext, layout: _Layout, first: _Outcome, other: _Outcome, runs: list[TargetRun]
+    case: str, context: AuditContext, layout: _Layout, runs: list[TargetRun], first: _Outcome, other: _Outcome
 ) -> Finding:
-    real_BT, case = layout.batch.token_mask, f"{other[0]}, {layout.name}"
     readings, wrong = [], None
     for run, want, got in zip(runs, first[1], other[1], strict=True):
         if want is None or got is None:
             continue
-        sizes_BT = torch.where(real_BT, max_abs_diff(want.logits, got.logits), 0.0)
-        readings.append(Deviation(run, sizes_BT, logit_scale(want.logits[real_BT])))
+        readings.append(deviation(run, want.logits, got.logits, layout.batch.token_mask))
         if want.gradients and got.gradients:
             wrong = first_difference(run, want.gradients, got.gradients)
             if wrong is not None and run is not runs[0] and not math.isfinite(wrong[1]):
                 wrong = None  # a mask made for float32 can leave a float64 copy without numbers: no fault of the target
-
-    place = at(f"{other[0]} answers otherwise than {first[0]} at slot {{query}}, {layout.name}")
-    good = f"{other[0]} answers as {first[0]} does"
-    result = finding(context, NAME, case, readings, bits=False, good=good, place=place)
+    place = at(f"{other[0]} differs than {first[0]} at slot {{query}}, {layout.name}")
+    result = decide(context, case, readings, good=f"{other[0]} answers as {first[0]} does", place=place)
     if result.status != "pass" or wrong is None:
         return result
     message = f"{other[0]} gives {wrong[0]} another gradient than {first[0]}, although the outputs agree"
-    return Finding(NAME, "leak", message, case, Location(0), wrong[1], "beyond rounding of the same sum")
+    return leak(case, message, Location(0), wrong[1], "beyond rounding of the same sum")
 
 
 def _large_weights(context: AuditContext, names: tuple[str, ...]) -> Iterator[Finding]:
@@ -204,17 +195,14 @@ def _large_weights(context: AuditContext, names: tuple[str, ...]) -> Iterator[Fi
     if not bool(run.logits(batch).isfinite().all()):
         return
     run.dtype = exact.dtype
-    own = rounding_noise(copied, [partial(_by_first, run, names[0], batch)])
+
+    def by_first() -> Tensor:
+        with run.probe.kernel(names[0]):
+            return run.logits(batch)
+
+    own = rounding_noise(copied, [by_first])
     run = _with_noise(run, names, context)
     run.noise *= 10  # far from where it was measured
     if own > 1e-10:  # casts of its own, whatever the implementation, which large weights blow up
         run.noise = max(run.noise, own)
     yield from _compared(context, _Layout("large weights", batch, graded=False), names, [run])
-
-
-def _by_first(run: TargetRun, name: str, batch: Batch) -> Tensor:
-    with run.probe.kernel(name):
-        return run.logits(batch)
-
-
-CHECK = Check(NAME, "Do all attention implementations give one answer, or refuse?", run, frozenset({"kernels"}), 9)

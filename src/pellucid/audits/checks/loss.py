@@ -8,104 +8,91 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from pellucid.audits.checks.check import Check
+from pellucid.audits.checks.check import question
+from pellucid.audits.engine.compare import decide, leak, passed
 from pellucid.audits.engine.context import AuditContext
-from pellucid.audits.engine.decision import Index, finding, rows_of
-from pellucid.audits.engine.deviation import ROUNDING, Deviation, TargetRun, gradients_of, weights_of
+from pellucid.audits.engine.target_run import ROUNDING, Deviation, TargetRun, gradients_of, weights_of
 from pellucid.batch import Batch
 from pellucid.records import Finding, Location
 
-NAME = "loss"
 
-
-def run(context: AuditContext) -> Iterator[Finding]:
+@question("Is the loss the sum over the tokens to be predicted, each counted once?", needs={"loss"}, length=7)
+def check(context: AuditContext) -> Iterator[Finding]:
     """The target's sums and counts against sums over its own logits, taken here by the definition."""
     row = context.tokens(7)
     row[3] = context.ends[0]  # token 0 is a token like any other
     plain = Batch.from_rows([row])
-    yield from _by_definition(context, "one row", plain)
-    answers_BT = torch.arange(plain.shape[1])[None] >= 4
-    yield from _by_definition(context, "only the last three tokens", plain.replace(target_mask=answers_BT))
-    yield from _by_definition(context, "single token", Batch.from_rows([row[:1]]))
-    yield _nothing_to_learn(context, plain.replace(target_mask=torch.zeros_like(answers_BT)))
-    if context.can("padding"):
-        rows = rows_of(context)  # the longest ends with token 0, the id that stands in pads: a true end token
-        for side in context.one_sided:
-            yield from _by_definition(
-                context, f"{side} padding, end token = pad", Batch.from_rows(rows, side=side, length=8)
-            )
-        yield _adds_up(context, rows)
+    rows = context.rows() if context.can("padding") else []
+    for case, batch in _requests(context, plain, rows):
+        yield from _by_definition(context, case, batch)
+    yield _nothing_to_learn(context, "nothing to learn", plain.replace(target_mask=torch.zeros_like(plain.token_mask)))
+    if rows:
+        yield _adds_up(context, "split in other ways", rows)
+
+
+def _requests(context: AuditContext, plain: Batch, rows: list[list[int]]) -> Iterator[tuple[str, Batch]]:
+    yield "one row", plain
+    yield "only the last three tokens", plain.replace(target_mask=torch.arange(7)[None] >= 4)
+    yield "single token", plain.part(0, 1)
+    for side in context.one_sided if rows else []:  # the longest ends with token 0, the id that stands in pads
+        yield f"{side} padding, end token = pad", Batch.from_rows(rows, side=side, length=8)
     if context.can("packing"):
-        yield from _by_definition(context, "packed 3 + 5 + 1", Batch.packed(rows_of(context), length=12))
-        yield from _by_definition(context, "packed 3 + 5 + 4", Batch.packed(rows_of(context, (3, 5, 4))))
-    yield from _true_ends(context)
-    yield from _long(context)
-
-
-def _true_ends(context: AuditContext) -> Iterator[Finding]:
-    """The target's own end token, within a text and at its end: where pads share its id it has to be learnt too."""
-    for end in context.end_tokens:
-        rows = [context.tokens(size) for size in (6, 4)]
-        rows[0][2] = rows[0][-1] = rows[1][-1] = end
-        yield from _by_definition(context, f"true end token {end}", Batch.from_rows(rows[:1]))
-        if context.can("padding"):
-            case, side = f"true end token {end}, padded", context.probe.sides[0]
-            yield from _by_definition(context, case, Batch.from_rows(rows, side=side, length=7))
-
-
-def _long(context: AuditContext) -> Iterator[Finding]:
-    """As long as the audit's rows are, which is where losses taken in pieces lose their borders."""
+        yield "packed 3 + 5 + 1", Batch.packed(context.rows(), length=12)
+        yield "packed 3 + 5 + 4", Batch.packed(context.rows((3, 5, 4)))
+    for end in context.end_tokens:  # the target's own: where pads share its id it has to be learned too
+        long, short = (context.tokens(size) for size in (6, 4))
+        long[2] = long[-1] = short[-1] = end
+        yield f"true end token {end}", Batch.from_rows([long])
+        if rows:
+            padded = Batch.from_rows([long, short], side=context.probe.sides[0], length=7)
+            yield f"true end token {end}, padded", padded
+    # as long as the audit's rows are, where losses taken in pieces lose their borders
     slots = context.length
     row = context.tokens(slots)
     for slot, token in zip(range(1, slots), context.edges, strict=False):
         row[slot] = token
-    if context.can("padding"):
-        rows = [row, context.tokens(slots // 2)]
-        batch = Batch.from_rows(rows, side=context.probe.sides[0])
-        yield from _by_definition(context, f"rows of {slots} and {slots // 2}", batch)
+    if rows:
+        padded = Batch.from_rows([row, context.tokens(slots // 2)], side=context.probe.sides[0])
+        yield f"rows of {slots} and {slots // 2}", padded
     else:
-        yield from _by_definition(context, f"a row of {slots}", Batch.from_rows([row]))
+        yield f"a row of {slots}", Batch.from_rows([row])
     if context.can("packing") and slots > 12:
         sizes = (slots // 4, slots // 2, slots - slots // 4 - slots // 2)
-        case = "packed " + " + ".join(map(str, sizes))
-        yield from _by_definition(context, case, Batch.packed([context.tokens(size) for size in sizes]))
+        yield "packed " + " + ".join(map(str, sizes)), Batch.packed([context.tokens(size) for size in sizes])
 
 
-def wanted(run: TargetRun, batch: Batch, back: int | None = None) -> Tensor:
-    """``[B, T]``: the loss of each token to be learnt, predicted from ``back`` slots before (None: as is right)."""
+def expected_losses(run: TargetRun, batch: Batch, back: int | None = None) -> Tensor:
+    """``[B, T]``: the loss of each token to be learned, predicted from ``back`` slots before (None: as is right)."""
     back = run.probe.predicts_from if back is None else back
     scores = run.plain(batch.replace(target_mask=None)).double().log_softmax(-1)
     losses_BT = torch.zeros(batch.shape, dtype=torch.float64)
-    picked = -scores[:, : batch.shape[1] - back].gather(-1, batch.tokens[:, back:, None])[..., 0]
-    losses_BT[:, back:] = picked
-    reaches = batch.loss_mask & (batch.positions >= back)
-    return torch.where(reaches, losses_BT, 0.0)
+    losses_BT[:, back:] = -scores[:, : batch.shape[1] - back].gather(-1, batch.tokens[:, back:, None])[..., 0]
+    return torch.where(batch.loss_mask & (batch.positions >= back), losses_BT, 0.0)
 
 
 def _by_definition(context: AuditContext, case: str, batch: Batch) -> Iterator[Finding]:
     total, count = context.native.loss(batch)
     expected = int(batch.loss_mask.sum())
     if count != expected:
-        where = _first_wrong(context.native, batch)
         likely = _likely(context.native, batch, total)
         message = f"{count} tokens were counted, but {expected} have to be predicted{likely}"
-        yield Finding(NAME, "leak", message, case, where, float(abs(count - expected)), "counts are exact")
+        yield leak(case, message, _first_wrong(context.native, batch), float(abs(count - expected)), "counts are exact")
         return
 
     def measure(run: TargetRun) -> Deviation:
-        want = float(wanted(run, batch).sum())
+        want = float(expected_losses(run, batch).sum())
         got = total if run is context.native else run.loss(batch)[0]
         size = abs(got - want) if math.isfinite(got) else math.inf
         return Deviation(run, torch.tensor([_beyond(context, run, size, want)], dtype=torch.float64), 1 + abs(want))
 
-    def place(run: TargetRun, index: Index) -> tuple[Location, str]:
+    def place(run: TargetRun, index: tuple[int, ...]) -> tuple[Location, str]:
         del index
-        got, want = run.loss(batch)[0], float(wanted(run, batch).sum())
+        got, want = run.loss(batch)[0], float(expected_losses(run, batch).sum())
         message = f"the loss is {got:.6g}, but the target's own logits give {want:.6g}{_likely(run, batch, got)}"
         return _first_wrong(run, batch), message
 
     good = f"{expected} tokens counted, each predicted by the slot before it"
-    yield finding(context, NAME, case, context.read(measure, of_loss=True), bits=False, good=good, place=place)
+    yield decide(context, case, context.read(measure, of_loss=True), good=good, place=place)
 
 
 def _beyond(context: AuditContext, run: TargetRun, size: float, want: float) -> float:
@@ -115,24 +102,21 @@ def _beyond(context: AuditContext, run: TargetRun, size: float, want: float) -> 
 
 def _likely(run: TargetRun, batch: Batch, got: float) -> str:
     """What the wrong sum looks like, where it looks like something."""
-    right = wanted(run, batch)
     count = int(batch.loss_mask.sum())
     guesses = {
-        "each token was predicted from itself: labels are not shifted": wanted(run, batch, 0).sum(),
-        "each token was predicted from two before it: labels are shifted twice": wanted(run, batch, 2).sum(),
-        "it is the mean, not the sum": right.sum() / max(count, 1),
+        "each token was predicted from itself: labels are not shifted": expected_losses(run, batch, 0).sum(),
+        "each token was predicted from two before it: labels are shifted twice": expected_losses(run, batch, 2).sum(),
+        "it is the mean, not the sum": expected_losses(run, batch).sum() / max(count, 1),
     }
-    for text, guess in guesses.items():
-        if count and abs(float(guess) - got) <= 1e-4 * (1 + abs(got)):
-            return f" ({text})"
-    return ""
+    likely = [text for text, guess in guesses.items() if count and abs(float(guess) - got) <= 1e-4 * (1 + abs(got))]
+    return f" ({likely[0]})" if likely else ""
 
 
 def _first_wrong(run: TargetRun, batch: Batch) -> Location:
     """The first token whose own loss is wrong when it alone has to be predicted: query predicts key."""
-    want_BT = wanted(run, batch)
+    want_BT = expected_losses(run, batch)
     nothing = batch.replace(target_mask=torch.zeros_like(batch.token_mask))
-    if run.loss(nothing)[1]:  # counted although nobody asked for it, so no single token can be asked for
+    if run.loss(nothing)[1]:  # tokens without a label count, so no single token can be tried
         return next((Location(row) for row in range(batch.shape[0]) if run.loss(nothing.row(row))[1]), Location(0))
     for row, slot in batch.token_mask.nonzero().tolist():
         only_BT = torch.zeros_like(batch.token_mask)
@@ -144,50 +128,31 @@ def _first_wrong(run: TargetRun, batch: Batch) -> Location:
     return Location(0)
 
 
-def _nothing_to_learn(context: AuditContext, batch: Batch) -> Finding:
-    case = "nothing to learn"
-    total, count = context.native.loss(batch)
+def _nothing_to_learn(context: AuditContext, case: str, batch: Batch) -> Finding:
+    run = context.native
+    total, count = run.loss(batch)
     if count or total != 0:
         message = f"with no token to be predicted the loss is {total} over {count}; it must be 0 over 0"
-        return Finding(NAME, "leak", message, case, Location(0), abs(total) if math.isfinite(total) else math.inf)
-    spoilt = _spoilt_gradient(context.native, batch)
-    if spoilt:
-        message = f"with no token to be predicted the gradient of {spoilt} is not 0"
-        return Finding(NAME, "leak", message, case, Location(0))
-    return Finding(NAME, "pass", "0 over 0, and every gradient is 0", case, size=0.0)
+        return leak(case, message, Location(0), abs(total) if math.isfinite(total) else math.inf)
+    named, loss = weights_of(run), run.differentiable_loss(batch)
+    grads = gradients_of(loss, named) if named and loss.requires_grad else {}
+    bad = next((name for name, grad in grads.items() if bool((grad != 0).any())), None)
+    if bad is not None:
+        return leak(case, f"with no token to be predicted the gradient of {bad} is not 0", Location(0))
+    return passed(case, "0 over 0, and every gradient is 0", 0.0)
 
 
-def _spoilt_gradient(run: TargetRun, batch: Batch) -> str | None:
-    named, total = weights_of(run), run.differentiable_loss(batch)
-    if not named or not total.requires_grad:
-        return None
-    return next((name for name, grad in gradients_of(total, named).items() if bool((grad != 0).any())), None)
-
-
-def _adds_up(context: AuditContext, rows: list[list[int]]) -> Finding:
-    """Sums are the same however the rows are dealt out; means of means are not."""
+def _adds_up(context: AuditContext, case: str, rows: list[list[int]]) -> Finding:
+    """Sums are the same however the rows are split in other ways; means of means are not."""
 
     def measure(run: TargetRun) -> Deviation:
         whole = run.loss(Batch.from_rows(rows))[0]
         dealt = ([[rows[0]], [rows[1]], [rows[2]]], [[rows[0], rows[2]], [rows[1]]])
         sums = [sum(run.loss(Batch.from_rows(part))[0] for part in parts) for parts in dealt]
         differences = [_beyond(context, run, abs(whole - total), whole) for total in sums]
-        sizes = torch.tensor(differences, dtype=torch.float64)
-        return Deviation(run, sizes, 1 + abs(whole))
+        return Deviation(run, torch.tensor(differences, dtype=torch.float64), 1 + abs(whole))
 
-    def place(run: TargetRun, index: Index) -> tuple[Location, str]:
-        del run, index
-        message = "the loss of a batch is not the sum over its rows: short rows weigh too much (means of means)"
-        return Location(0), message
-
-    good = "the loss of a batch is the sum over its rows, however they are dealt out"
-    return finding(context, NAME, "dealt out", context.read(measure, of_loss=True), bits=False, good=good, place=place)
-
-
-CHECK = Check(
-    NAME,
-    "Is the loss the sum over the tokens to be predicted, each counted once?",
-    run,
-    frozenset({"loss"}),
-    length=7,
-)
+    wrong = "the loss of a batch is not the sum over its rows: short rows weigh too much (means of means)"
+    good = "the loss of a batch is the sum over its rows, however they are split"
+    readings = context.read(measure, of_loss=True)
+    return decide(context, case, readings, good=good, place=lambda *_: (Location(0), wrong))

@@ -3,96 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 import torch
-from torch import Tensor
 
-from pellucid.audits.checks.check import Check
+from pellucid.audits.checks.check import question
+from pellucid.audits.engine.compare import compare, deviation, fragile, leak, not_applicable, skip_if_unsupported
 from pellucid.audits.engine.context import AuditContext
-from pellucid.audits.engine.decision import caused, not_moved, skip_if_unsupported
-from pellucid.audits.engine.deviation import logit_scale, max_abs_diff
 from pellucid.audits.engine.influence import expected_flow
 from pellucid.batch import Batch, Side
 from pellucid.records import Finding, Location
 
-NAME = "mask_ignored"
 _SLOTS = 6
-_HIDDEN = {"a hole": (2,), "a wider hole": (2, 3), "from the left": (0, 1), "from the right": (4, 5)}
+_HIDDEN: dict[str, tuple[tuple[int, ...], set[Side]]] = {
+    "a hole": ((2,), {"left", "right"}),
+    "a wider hole": ((2, 3), {"left", "right"}),
+    "from the left": ((0, 1), {"left"}),
+    "from the right": ((4, 5), {"right"}),
+}
+"""The tokens that are hidden, and the sides that a target must say it can be padded on."""
 
-_SIDES: dict[str, set[Side]] = {
-    "a hole": {"left", "right"},
-    "a wider hole": {"left", "right"},
-    "from the left": {"left"},
-    "from the right": {"right"},
-}  # what a target must say it can be padded on
 
-
-def run(context: AuditContext) -> Iterator[Finding]:
+@question("Does hiding tokens that others see change what those say, and hide them?", needs={"padding"}, length=_SLOTS)
+def check(context: AuditContext) -> Iterator[Finding]:
     """Two equal rows; in the second some real tokens, which others see, are declared padding."""
     row = context.tokens(_SLOTS)
-    for case, hidden in _HIDDEN.items():
-        if not _SIDES[case] <= set(context.hiding_sides):
-            continue
-        yield skip_if_unsupported(NAME, case, partial(_hiding, context, case, row, hidden))
+    for case, (hidden, sides) in _HIDDEN.items():
+        if sides <= set(context.hiding_sides):
+            yield _hiding(context, case, row, list(hidden))
 
 
-def _hiding(context: AuditContext, case: str, row: list[int], hidden: tuple[int, ...]) -> Finding:
+@skip_if_unsupported
+def _hiding(context: AuditContext, case: str, row: list[int], hidden: list[int]) -> Finding:
     full = Batch.from_rows([row, row])
     hidden_BT = torch.zeros_like(full.token_mask)
-    hidden_BT[1, list(hidden)] = True
-    watched_BT = expected_flow(context.probe.rules, full)[:, :, list(hidden)].any(-1) & ~hidden_BT
+    hidden_BT[1, hidden] = True
+    watched_BT = expected_flow(context.probe.rules, full)[:, :, hidden].any(-1) & ~hidden_BT
     watched_BT[0] = False
     if not bool(watched_BT.any()):
-        return Finding(NAME, "not_applicable", "by the declared rules nobody sees these tokens in any case", case)
+        return not_applicable(case, "by the declared rules nobody sees these tokens in any case")
     masked = full.replace(segments=torch.where(hidden_BT, 0, full.segments))
-    if not _moves(context, full, context.fresh(full, hidden_BT), watched_BT):
-        message = "these tokens move no other even when they are visible, so hiding them shows nothing"
-        return Finding(NAME, "fragile", message, case)
-    if not _moves(context, full, masked, watched_BT):
-        query = int(watched_BT[1].nonzero()[0])
-        message = f"declaring tokens {_listed(hidden)} padding changes nothing: the mask is accepted and ignored"
-        where = Location(1, query, hidden[0])
-        return Finding(
-            NAME, "leak", message, case, where, 0.0, "with and without the mask equal, the tokens being seen"
-        )
-    return _content(context, case, _counted(masked), hidden_BT)
 
+    def moves(after: Batch) -> bool:
+        moved = deviation(context.runs[-1], full, after, watched_BT)
+        return moved.largest > (1e-14 * moved.scale if moved.run.dtype == torch.float64 else 0.0)
 
-def _moves(context: AuditContext, before: Batch, after: Batch, watched_BT: Tensor) -> bool:
-    """Whether any watched output differs, by the most exact run."""
-    run = context.runs[-1]
-    first = run.plain(before)
-    size = float(torch.where(watched_BT, max_abs_diff(first, run.logits(after)), 0.0).max())
-    return size > (1e-14 * logit_scale(first) if run.dtype == torch.float64 else 0.0)
-
-
-def _counted(masked: Batch) -> Batch:
-    """Positions that count real tokens only, as they do in every request."""
-    real = masked.token_mask.long()
-    return masked.replace(positions=torch.where(masked.token_mask, real.cumsum(1) - 1, 0))
-
-
-def _content(context: AuditContext, case: str, masked: Batch, hidden_BT: Tensor) -> Finding:
-    """What the mask hides moves nothing."""
-    after = context.fresh(masked, hidden_BT)
-
-    place = caused(
-        context, masked, lambda row, query: [(1, int(slot)) for slot in hidden_BT[1].nonzero()[:, 0]],
-        lambda where: f"the token in slot {where.query} moves with a hidden token",
+    if not moves(context.fresh(full, hidden_BT)):
+        return fragile(case, "these tokens move no other even when they are visible, so hiding them shows nothing")
+    if not moves(masked):
+        which = " and ".join(map(str, hidden))
+        message = f"declaring tokens {which} padding changes nothing: the mask is accepted and ignored"
+        where = Location(1, int(watched_BT[1].nonzero()[0]), hidden[0])
+        return leak(case, message, where, 0.0, "with and without the mask equal, the tokens being seen")
+    real_BT = masked.token_mask  # positions count real tokens only, as they do in every request
+    counted = masked.replace(positions=torch.where(real_BT, real_BT.long().cumsum(1) - 1, 0))
+    return compare(
+        context, case, counted, context.fresh(counted, hidden_BT), bits=True,
+        good="hiding tokens changes what others say, and what is hidden moves nothing",
+        wrong="the token in slot {query} moves with a hidden token", suspects=lambda *_: [(1, slot) for slot in hidden],
     )  # fmt: skip
-    good = "hiding tokens changes what others say, and what is hidden moves nothing"
-    return not_moved(context, NAME, case, masked, after, masked.token_mask, good=good, place=place)
-
-
-def _listed(slots: tuple[int, ...]) -> str:
-    return " and ".join(map(str, slots))
-
-
-CHECK = Check(
-    NAME,
-    "Does hiding tokens that others see change what those say, and hide them?",
-    run,
-    frozenset({"padding"}),
-    length=_SLOTS,
-)

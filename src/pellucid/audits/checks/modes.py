@@ -4,84 +4,54 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _NormBase
 
-from pellucid.audits.checks.check import Check
-from pellucid.audits.engine.context import AuditContext
-from pellucid.audits.engine.decision import at, finding, judge, rows_of, skip_if_unsupported
-from pellucid.audits.engine.deviation import (
-    Deviation,
-    TargetRun,
-    first_difference,
-    gradients,
-    logit_scale,
-    max_abs_diff,
+from pellucid.audits.checks.check import question
+from pellucid.audits.engine.compare import (
+    Answer,
+    at,
+    compare,
+    decide,
+    deviation,
+    judge,
+    leak,
+    not_applicable,
+    skip_if_unsupported,
 )
-from pellucid.audits.engine.module_copies import NoDropout, deep_copy, module_of, reseeded, set_dropout
-from pellucid.audits.engine.preserve_state import preserve_state
+from pellucid.audits.engine.context import AuditContext
+from pellucid.audits.engine.dropout_probabilities import NoDropout, set_dropout
+from pellucid.audits.engine.state import preserve_state, reseed
+from pellucid.audits.engine.target_run import Deviation, TargetRun, deep_copy, first_difference, gradients, module_of
 from pellucid.batch import Batch
 from pellucid.errors import UnsupportedError, one_line
 from pellucid.records import Finding, Location
 
-NAME = "modes"
-_WRONG = "the token in slot {query} answers otherwise "
-Ask = Callable[[TargetRun, Batch], Tensor]
+_GOOD = "real tokens answer {how} as they do in eval mode with gradients on"
+_WRONG = "the token in slot {{query}} differs {how}"
 
 
-def run(context: AuditContext) -> Iterator[Finding]:
+@question("Do train without dropout, eval, no_grad, inference mode and checkpointing agree?", length=5)
+def check(context: AuditContext) -> Iterator[Finding]:
     """Every mode against eval with gradients on, for full rows and for padded ones."""
-    quiet = _Quiet(context)
+    full = Batch.from_rows([context.tokens(5) for _ in range(3)])
     try:
-        _graded(context.native, Batch.from_rows([context.tokens(5)]))
+        _graded(context.native, full)
     except RuntimeError as error:
-        yield Finding(NAME, "not_applicable", f"it cannot be asked with gradients on: {one_line(error)}")
+        yield not_applicable("", f"it cannot run with gradients on: {one_line(error)}")
         return
-    for layout, batch in _layouts(context):
-        yield from _modes(context, quiet, layout, batch)
-
-
-def _modes(context: AuditContext, quiet: _Quiet, layout: str, batch: Batch) -> Iterator[Finding]:
-    yield _same(context, f"no_grad, {layout}", batch, TargetRun.logits, "without gradients", _graded)
-    asks = {"inference mode": _inference, "train": _train}
-    if context.can("checkpointing"):
-        asks["checkpointing"] = _checkpointing
-    for name, ask in asks.items():
-        case = f"{name}, {layout}"
-        yield skip_if_unsupported(NAME, case, partial(ask, context, quiet, case, batch))
-
-
-def _layouts(context: AuditContext) -> Iterator[tuple[str, Batch]]:
-    yield "full rows", Batch.from_rows([context.tokens(5) for _ in range(3)])
+    copies, layouts = _WithoutDropout(), [("full rows", full)]
     if context.can("padding"):
         side = context.probe.sides[0]
-        yield f"{side} padding", Batch.from_rows(rows_of(context), side=side)
-
-
-class _Quiet:
-    """Copies of every run in which nothing is dropped, made when first asked for, and their answers in eval mode."""
-
-    def __init__(self, context: AuditContext) -> None:
-        self.context = context
-        self._made: dict[int, TargetRun] = {}
-        self._graded: dict[tuple[int, int], Tensor] = {}
-
-    def __call__(self, run: TargetRun) -> TargetRun:
-        if id(run) not in self._made:
-            copied = deep_copy(run)
-            set_dropout(module_of(copied), lambda _: 0.0)
-            self._made[id(run)] = copied
-        return self._made[id(run)]
-
-    def graded(self, run: TargetRun, batch: Batch) -> Tensor:
-        """What all others are compared with, asked once."""
-        key = (id(run), id(batch))
-        if key not in self._graded:
-            self._graded[key] = _graded(self(run), batch).clone()
-        return self._graded[key]
+        layouts.append((f"{side} padding", Batch.from_rows(context.rows(), side=side)))
+    for layout, batch in layouts:
+        yield _same(context, f"no_grad, {layout}", batch, batch, "without gradients")
+        yield _inference(context, f"inference mode, {layout}", copies, batch)
+        yield _train(context, f"train, {layout}", copies, batch)
+        if context.can("checkpointing"):
+            yield _checkpointing(context, f"checkpointing, {layout}", copies, batch)
 
 
 def _graded(run: TargetRun, batch: Batch) -> Tensor:
@@ -89,60 +59,82 @@ def _graded(run: TargetRun, batch: Batch) -> Tensor:
     return run.differentiable(batch).detach().cpu()
 
 
-def _same(context: AuditContext, case: str, batch: Batch, ask: Ask, how: str, want: Ask) -> Finding:
-    def measure(run: TargetRun) -> Deviation:
-        return _reading(run, want(run, batch), ask(run, batch), batch)
+class _WithoutDropout:
+    """Copies of every run in which nothing is dropped, made when first used, and their answers in eval mode."""
 
-    return finding(context, NAME, case, context.read(measure), bits=False, good=_good(how), place=at(_WRONG + how))
+    def __init__(self) -> None:
+        self._copies: dict[int, TargetRun] = {}
+        self._graded: dict[tuple[int, int], Tensor] = {}
+
+    def of(self, run: TargetRun) -> TargetRun:
+        if id(run) not in self._copies:
+            copied = deep_copy(run)
+            set_dropout(module_of(copied), 0.0)
+            self._copies[id(run)] = copied
+        return self._copies[id(run)]
+
+    def graded(self, run: TargetRun, batch: Batch) -> Tensor:
+        key = (id(run), id(batch))
+        if key not in self._graded:
+            self._graded[key] = _graded(self.of(run), batch).clone()
+        return self._graded[key]
 
 
-def _good(how: str) -> str:
-    return f"real tokens answer {how} as they do in eval mode with gradients on"
+def _same(
+    context: AuditContext,
+    case: str,
+    batch: Batch,
+    got: Answer,
+    how: str,
+    want: Callable[[TargetRun, Batch], Tensor] = _graded,
+) -> Finding:
+    return compare(
+        context, case, lambda run: want(run, batch), got, watch=batch.token_mask,
+        good=_GOOD.format(how=how), wrong=_WRONG.format(how=how),
+    )  # fmt: skip
 
 
-def _reading(run: TargetRun, want_BTV: Tensor, got_BTV: Tensor, batch: Batch) -> Deviation:
-    return Deviation(
-        run,
-        torch.where(batch.token_mask, max_abs_diff(want_BTV, got_BTV), 0.0),
-        logit_scale(want_BTV[batch.token_mask]),
-    )
-
-
-def _inference(context: AuditContext, quiet: _Quiet, case: str, batch: Batch) -> Finding:
+@skip_if_unsupported
+def _inference(context: AuditContext, case: str, copies: _WithoutDropout, batch: Batch) -> Finding:
     """On a copy: a table that is built on the way must not stay an inference tensor in the target."""
+    copied = context.probe.module is not None
 
-    copies = context.probe.module is not None
-
-    def ask(run: TargetRun, request: Batch) -> Tensor:
+    def got(run: TargetRun) -> Tensor:
         with torch.inference_mode():
-            return (quiet(run) if copies else run).differentiable(request).cpu().clone()
+            return (copies.of(run) if copied else run).differentiable(batch).cpu().clone()
 
-    return _same(context, case, batch, ask, "in inference mode", quiet.graded if copies else _graded)
+    return _same(context, case, batch, got, "in inference mode", copies.graded if copied else _graded)
 
 
-def _train(context: AuditContext, quiet: _Quiet, case: str, batch: Batch) -> Finding:
+@skip_if_unsupported
+def _train(context: AuditContext, case: str, copies: _WithoutDropout, batch: Batch) -> Finding:
     """Train mode with every dropout at 0; where that differs, say whether noise or batch statistics do it."""
     how = "in train mode with dropout 0"
 
     def read(frozen: bool = False) -> list[Deviation]:
-        return [_reading(r, quiet.graded(r, batch), _trained(quiet(r), batch, frozen), batch) for r in runs]
+        return [
+            deviation(run, copies.graded(run, batch), _trained(copies.of(run), batch, frozen), batch.token_mask)
+            for run in context.runs
+        ]
 
-    runs = context.runs
     readings = read()
-    verdict = judge(context, readings, bits=False)
+    verdict = judge(context, readings)
     if verdict.status != "pass":
-        first, second = (_trained(quiet(runs[0]), batch, seed=seed) for seed in (1, 2))
+        copied = copies.of(context.native)
+        first, second = (_trained(copied, batch, seed=seed) for seed in (1, 2))
         if not torch.equal(first, second):
             raise UnsupportedError("in train mode it draws random numbers that no probability of 0 switches off")
-        learns = _learns(quiet(runs[0]), batch)
-        norms = [m for m in module_of(quiet(runs[0])).modules() if isinstance(m, _NormBase)]
-        if norms and judge(context, read(frozen=True), bits=False).status == "pass":
+        changed = _changed_buffer(copied, batch)
+        norms = [m for m in module_of(copied).modules() if isinstance(m, _NormBase)]
+        message = ""
+        if norms and judge(context, read(frozen=True)).status == "pass":
             message = f"in train mode {type(norms[0]).__name__} takes its statistics over the batch: rows are coupled"
-            return Finding(NAME, "fragile", message, case, Location(*verdict.first), verdict.size, verdict.decided)
-        if learns and not norms:
-            message = f"in train mode every request changes {learns}, so its answers differ from those of eval mode"
-            return Finding(NAME, "fragile", message, case, Location(*verdict.first), verdict.size, verdict.decided)
-    return finding(context, NAME, case, readings, bits=False, good=_good(how), place=at(_WRONG + how))
+        elif changed and not norms:
+            message = f"in train mode every request changes {changed}, so its answers differ from those of eval mode"
+        if message:
+            where = Location(*verdict.first)
+            return Finding("", "fragile", message, case, where, verdict.size, verdict.decided)
+    return decide(context, case, readings, good=_GOOD.format(how=how), place=at(_WRONG.format(how=how)))
 
 
 def _training(run: TargetRun, seed: int = 0, frozen: bool = False) -> AbstractContextManager[object]:
@@ -152,7 +144,7 @@ def _training(run: TargetRun, seed: int = 0, frozen: bool = False) -> AbstractCo
     for part in module.modules():
         if frozen and isinstance(part, _NormBase):
             part.eval()
-    reseeded(seed)
+    reseed(seed)
     return NoDropout() if not isinstance(module, torch.jit.ScriptModule) else nullcontext()
 
 
@@ -164,7 +156,7 @@ def _trained(run: TargetRun, batch: Batch, frozen: bool = False, seed: int = 0) 
             raise UnsupportedError(f"in train mode it raises {type(error).__name__}: {one_line(error)}") from error
 
 
-def _learns(run: TargetRun, batch: Batch) -> str | None:
+def _changed_buffer(run: TargetRun, batch: Batch) -> str | None:
     """The first buffer that a request in train mode changes."""
     module = module_of(run)
     with preserve_state(module, weights=False):
@@ -175,28 +167,26 @@ def _learns(run: TargetRun, batch: Batch) -> str | None:
         return next((n for n, value in before.items() if not torch.equal(value, after.get(n, value))), None)
 
 
-def _checkpointing(context: AuditContext, quiet: _Quiet, case: str, batch: Batch) -> Finding:
+@skip_if_unsupported
+def _checkpointing(context: AuditContext, case: str, copies: _WithoutDropout, batch: Batch) -> Finding:
     """Outputs and the gradient of every weight, with and without recomputing activations."""
+    differences: list[tuple[str, float] | None] = []
 
     def measure(run: TargetRun) -> Deviation:
-        copied = quiet(run)
-        answers = []
+        copied, answers = copies.of(run), []
         for recomputed in (nullcontext, copied.probe.checkpointing):
             with preserve_state(module_of(copied), weights=False), _training(copied), recomputed():
                 decides = run is context.runs[-1]
                 answers.append(gradients(copied, batch) if decides else (_graded(copied, batch), {}))
         (want, expected), (got, found) = answers
-        spoilt.append(first_difference(run, expected, found))
-        return _reading(run, want, got, batch)
+        differences.append(first_difference(run, expected, found))
+        return deviation(run, want, got, batch.token_mask)
 
-    spoilt: list[tuple[str, float] | None] = []
     how = "when activations are recomputed"
-    result = finding(context, NAME, case, context.read(measure), bits=False, good=_good(how), place=at(_WRONG + how))
-    if result.failed or spoilt[-1] is None:
+    readings = context.read(measure)
+    result = decide(context, case, readings, good=_GOOD.format(how=how), place=at(_WRONG.format(how=how)))
+    if result.failed or differences[-1] is None:
         return result
-    name, size = spoilt[-1]
-    message = f"the gradient of {name} is another one when activations are recomputed, although the outputs agree"
-    return Finding(NAME, "leak", message, case, Location(0), size, "beyond rounding of the same sum")
-
-
-CHECK = Check(NAME, "Do train without dropout, eval, no_grad, inference mode and checkpointing agree?", run, length=5)
+    name, size = differences[-1]
+    message = f"the gradient of {name} differs when activations are recomputed, although the outputs agree"
+    return leak(case, message, Location(0), size, "beyond rounding of the same sum")

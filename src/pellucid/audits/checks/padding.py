@@ -5,26 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from pellucid.audits.checks.check import Check
-from pellucid.audits.engine.context import AuditContext
-from pellucid.audits.engine.decision import (
-    Change,
-    Index,
-    as_alone,
-    caused,
-    finding,
-    not_moved,
-    rows_of,
+from pellucid.audits.checks.check import question
+from pellucid.audits.engine.compare import (
+    Suspects,
+    alone,
+    compare,
+    decide,
+    deviation,
+    fragile,
+    leak,
+    not_applicable,
+    passed,
     skip_if_no_gradient,
-    unmoved,
 )
-from pellucid.audits.engine.deviation import (
-    Deviation,
+from pellucid.audits.engine.context import AuditContext
+from pellucid.audits.engine.target_run import (
     TargetRun,
     embedding_gradient,
     first_not_finite,
@@ -36,7 +35,6 @@ from pellucid.audits.engine.deviation import (
 from pellucid.batch import Batch, Side
 from pellucid.records import Finding, Location
 
-NAME = "padding"
 LAYOUTS: tuple[tuple[str, Side, int], ...] = (
     ("right", "right", 5),
     ("left", "left", 5),
@@ -46,39 +44,56 @@ LAYOUTS: tuple[tuple[str, Side, int], ...] = (
 )
 
 
-def run(context: AuditContext) -> Iterator[Finding]:
+@question("Do real tokens answer as they do alone, whatever padding is around them?", needs={"padding"}, length=5)
+def check(context: AuditContext) -> Iterator[Finding]:
     """Rows of three lengths, padded in every way, against each row alone."""
-    rows = rows_of(context)
-    sides = context.probe.sides
-    shifted = getattr(context.probe, "position_shifting_sides", ())
-    left_out: list[Side] = [side for side in ("right", "left", "both") if side not in (*sides, *shifted)]
+    rows, probe = context.rows(), context.probe
+    shifted = getattr(probe, "position_shifting_sides", ())
+    left_out: list[Side] = [side for side in ("right", "left", "both") if side not in (*probe.sides, *shifted)]
     if left_out:
-        yield Finding(NAME, "not_applicable", _unpadded(context, left_out), " and ".join(left_out))
+        refused = getattr(probe, "refused", {})
+        raised = next((f": it raises {refused[side]}" for side in left_out if side in refused), "")
+        message = f"{probe.name} is not padded on these sides: {', '.join(left_out)}{raised}"
+        yield not_applicable(" and ".join(left_out), message)
     for case, side, length in LAYOUTS:
-        if side not in sides:
-            continue
-        yield _against_alone(context, case, rows, Batch.from_rows(rows, side=side, length=length))
+        if side in probe.sides:
+            yield _against_alone(context, case, rows, Batch.from_rows(rows, side=side, length=length))
     if "left" in shifted:
-        yield _shifting(context, rows)
+        yield _shifting(context, "left", rows)
     for side in context.hiding_sides:
         batch = Batch.from_rows(rows, side=side, length=8)
-        yield _other_ids(context, f"other ids in {side} pads", batch)
+        yield compare(
+            context, f"other ids in {side} pads", batch, context.fresh(batch, ~batch.token_mask), bits=True,
+            good="ids in pads move nothing", wrong="the token in slot {query} moves with the ids of the pads",
+            suspects=_pads(batch),
+        )  # fmt: skip
         if context.can("embeddings"):
             yield _huge(context, f"1e4 in {side} pads", batch)
-            for ask, case in ((_not_finite, f"NaN in {side} pads"), (_gradient, f"gradient to {side} pads")):
-                yield skip_if_no_gradient(NAME, case, partial(ask, context, case, batch))
+            yield _not_finite(context, f"NaN in {side} pads", batch)
+            yield _gradient(context, f"gradient to {side} pads", batch)
 
 
-def _unpadded(context: AuditContext, sides: list[Side]) -> str:
-    """Why it is not asked on these sides: what it raised, or that it says so."""
-    raised = getattr(context.probe, "refused", {})
-    message = next((f": it raises {raised[side]}" for side in sides if side in raised), "")
-    return f"{context.probe.name} is not padded on these sides: {', '.join(sides)}{message}"
+def _against_alone(context: AuditContext, case: str, rows: list[list[int]], batch: Batch) -> Finding:
+    def wrong(where: Location) -> str:
+        cause = (
+            "no pad's content moves it, so its position or the number of slots does" if where.key is None
+            else f"token id of the pad in slot {where.key} moves it"
+        )  # fmt: skip
+        return f"the token in slot {where.query} differs from its output alone; {cause}"
+
+    good = "real tokens answer as they do alone"
+    return compare(context, case, alone(batch, rows), batch, good=good, wrong=wrong, suspects=_pads(batch))
 
 
-def _shifting(context: AuditContext, rows: list[list[int]]) -> Finding:
-    """Padding on the left of a target that counts slots, and cannot be told positions: nobody can make it right."""
-    allowed, case = context.probe.shift_allowed, "left"
+def _pads(batch: Batch) -> Suspects:
+    """All padded slots, those of the row first."""
+    pads = [(r, s) for r, s in (batch.segments == 0).nonzero().tolist()]
+    return lambda row, _: sorted(pads, key=lambda pad: (pad[0] != row, pad))
+
+
+def _shifting(context: AuditContext, case: str, rows: list[list[int]]) -> Finding:
+    """Padding on the left of a target that counts slots and takes no positions: nobody can make it right."""
+    allowed = context.probe.shift_allowed
     found = _against_alone(context, case, rows, Batch.from_rows(rows, side="left", length=5))
     if found.status == "pass":
         return found
@@ -86,37 +101,8 @@ def _shifting(context: AuditContext, rows: list[list[int]]) -> Finding:
         "pad on the right" if allowed
         else "take position_ids, count them by the mask, or refuse it (padding_side = 'right' on the model does)"
     )  # fmt: skip
-    message = f"left padding shifts its positions, and there is no way to tell it otherwise: {way_out}"
+    message = f"left padding shifts its positions, and it takes no positions that would correct this: {way_out}"
     return replace(found, status="fragile" if allowed else "leak", message=message)
-
-
-def _against_alone(context: AuditContext, case: str, rows: list[list[int]], batch: Batch) -> Finding:
-    def message(where: Location) -> str:
-        cause = (
-            f"token id of the pad in slot {where.key} moves it" if where.key is not None
-            else "no pad's content moves it, so its position or the number of slots does"
-        )  # fmt: skip
-        return f"the token in slot {where.query} answers otherwise than alone; {cause}"
-
-    place = caused(context, batch, partial(_pads, batch), message)
-    return as_alone(context, NAME, case, batch, rows, good="real tokens answer as they do alone", place=place)
-
-
-def _pads(batch: Batch, row: int, query: int = 0) -> list[Change]:
-    """All padded slots, those of ``row`` first."""
-    del query
-    pads = [(r, s) for r, s in (batch.segments == 0).nonzero().tolist()]
-    return sorted(pads, key=lambda pad: (pad[0] != row, pad))
-
-
-def _other_ids(context: AuditContext, case: str, batch: Batch) -> Finding:
-    after = context.fresh(batch, ~batch.token_mask)
-
-    def message(where: Location) -> str:
-        return f"the token in slot {where.query} moves with the ids of the pads"
-
-    place = caused(context, batch, partial(_pads, batch), message)
-    return not_moved(context, NAME, case, batch, after, batch.token_mask, good="ids in pads move nothing", place=place)
 
 
 def _filled(run: TargetRun, batch: Batch, value: float, where_BT: Tensor) -> Batch:
@@ -125,71 +111,59 @@ def _filled(run: TargetRun, batch: Batch, value: float, where_BT: Tensor) -> Bat
 
 
 def _huge(context: AuditContext, case: str, batch: Batch) -> Finding:
-    def measure(run: TargetRun) -> Deviation:
-        nothing = torch.zeros_like(batch.token_mask)
-        return unmoved(
-            run, _filled(run, batch, 0.0, nothing), _filled(run, batch, 1e4, ~batch.token_mask), batch.token_mask
-        )
+    """Embeddings of 1e4 in all pads; where that moves a token, in one pad after the other."""
+    nothing_BT = torch.zeros_like(batch.token_mask)
 
-    def place(run: TargetRun, index: Index) -> tuple[Location, str]:
+    def place(run: TargetRun, index: tuple[int, ...]) -> tuple[Location, str]:
         row, query = index
         before = run.logits(batch)[row, query]
-        for pad_row, pad in _pads(batch, row):
-            one = torch.zeros_like(batch.token_mask)
-            one[pad_row, pad] = True
-            if float(max_abs_diff(before, run.logits(_filled(run, batch, 1e4, one))[row, query])) > 1e-12:
+        for pad_row, pad in _pads(batch)(row, query):
+            one_BT = nothing_BT.clone()
+            one_BT[pad_row, pad] = True
+            if float(max_abs_diff(before, run.logits(_filled(run, batch, 1e4, one_BT))[row, query])) > 1e-12:
                 where = Location(row, query, pad, None if pad_row == row else pad_row)
                 return where, f"the token in slot {query} moves when the pad's embedding is 1e4"
         return Location(row, query), f"the token in slot {query} moves when the pads' embeddings are 1e4"
 
-    good = "pads whose embeddings are 1e4 move nothing"
-    return finding(context, NAME, case, context.read(measure), bits=True, good=good, place=place)
+    readings = context.read(
+        lambda run: deviation(
+            run, _filled(run, batch, 0.0, nothing_BT), _filled(run, batch, 1e4, ~batch.token_mask), batch.token_mask
+        )
+    )
+    return decide(context, case, readings, good="pads whose embeddings are 1e4 move nothing", place=place, bits=True)
 
 
+@skip_if_no_gradient
 def _not_finite(context: AuditContext, case: str, batch: Batch) -> Finding:
     """NaN and infinity in pads: outputs may not move, gradients of the weights must stay finite."""
     run, real_BT = context.native, batch.token_mask
     before = run.differentiable(batch).detach().cpu()
+    named = weights_of(run)
     for value in (math.nan, math.inf):
         logits = run.differentiable(_filled(run, batch, value, ~real_BT))
         sizes_BT = torch.where(real_BT, max_abs_diff(before, logits.detach().cpu()), 0.0)
         if bool(sizes_BT.any()):
             row, query = sizes_BT.nonzero()[0].tolist()
             message = f"the token in slot {query} moves when pads hold {value}: 0 · {value} is not 0"
-            return Finding(NAME, "fragile", message, case, Location(row, query), float(sizes_BT.max()))
-        spoilt = _spoilt_weights(run, logits, real_BT)
+            return fragile(case, message, Location(row, query), float(sizes_BT.max()))
+        if not named:
+            continue
+        spoilt = first_not_finite(gradients_of(logits[real_BT.to(logits.device)].sum(), named))
         if spoilt:
-            message = f"with {value} in pads the gradient of {spoilt} is not finite, although no output moves"
-            return Finding(NAME, "fragile", message, case)
-    return Finding(NAME, "pass", "NaN and infinity in pads move nothing, and gradients stay finite", case, size=0.0)
+            return fragile(
+                case, f"with {value} in pads the gradient of {spoilt} is not finite, although no output moves"
+            )
+    return passed(case, "NaN and infinity in pads move nothing, and gradients stay finite", 0.0)
 
 
-def _spoilt_weights(run: TargetRun, logits: Tensor, real_BT: Tensor) -> str | None:
-    """The first parameter whose gradient from the real tokens is not finite."""
-    named = weights_of(run)
-    if not named:
-        return None
-    return first_not_finite(gradients_of(logits[real_BT.to(logits.device)].sum(), named))
-
-
+@skip_if_no_gradient
 def _gradient(context: AuditContext, case: str, batch: Batch) -> Finding:
     grad_BTD = embedding_gradient(context.runs[-1], batch)
     assert grad_BTD is not None
     sizes_BT = torch.where(batch.token_mask, 0.0, grad_BTD.abs().amax(-1).cpu())
     size = float(sizes_BT.max())
     if size <= 1e-12 * logit_scale(grad_BTD):
-        return Finding(NAME, "pass", "no gradient flows into pads", case, size=size)
+        return passed(case, "no gradient flows into pads", size)
     row, pad = sizes_BT.nonzero()[0].tolist()
     message = f"a gradient flows from real tokens into the pad in slot {pad}"
-    return Finding(
-        NAME, "leak", message, case, Location(row, None, pad), size, "a gradient is a move by a small change"
-    )
-
-
-CHECK = Check(
-    NAME,
-    "Do real tokens answer as they do alone, whatever padding is around them?",
-    run,
-    frozenset({"padding"}),
-    length=5,
-)
+    return leak(case, message, Location(row, None, pad), size, "a gradient is a move by a small change")

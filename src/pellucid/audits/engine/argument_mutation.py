@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pellucid.audits.engine.context import AuditContext
-from pellucid.audits.engine.decision import rows_of
+from pellucid.audits.engine.state import same_tensor
 from pellucid.batch import Batch
 
 _KEPT = re.compile(r"cache(?!_position)|past|kv|mems|(^|_)state$|^states$|inference_params", re.IGNORECASE)
@@ -22,7 +22,7 @@ _FILLED = re.compile(
 )  # lists that are to be filled
 _DEPTH = 4
 Change = Callable[[dict[str, Any]], dict[str, Any]]
-Way = tuple[AbstractContextManager[None], Callable[[Batch], Any], Batch, Change | None]
+OtherCall = tuple[AbstractContextManager[None], Callable[[Batch], Any], Batch, Change | None]
 
 
 @contextmanager
@@ -101,7 +101,7 @@ def _copied(value: Any, depth: int) -> Any:
 def _differences(was: Any, now: Any, name: str) -> Iterator[str]:
     """The places below ``name`` that hold something else than before."""
     if isinstance(was, Tensor):
-        if not isinstance(now, Tensor) or not _same(was, now.detach()):
+        if not same_tensor(was, now.detach() if isinstance(now, Tensor) else now):
             yield name
     elif isinstance(was, dict) and isinstance(now, Mapping):
         if was.keys() != {key for key in now if not _KEPT.search(str(key))}:
@@ -117,23 +117,14 @@ def _differences(was: Any, now: Any, name: str) -> Iterator[str]:
         yield name
 
 
-def _same(was: Tensor, now: Tensor) -> bool:
-    if was.shape != now.shape or was.dtype != now.dtype:
-        return False
-    try:
-        return torch.equal(was, now) or (was.is_floating_point() and torch.equal(was.nan_to_num(), now.nan_to_num()))
-    except (RuntimeError, NotImplementedError):  # sparse, quantized, nested: not looked into
-        return True
-
-
-def ways_to_hand_over(context: AuditContext, batch: Batch) -> Iterator[Way]:
-    """Way of asking, question, request and other arguments (see :func:`watched`) of what ``request`` does not show."""
+def other_calls(context: AuditContext, batch: Batch) -> Iterator[OtherCall]:
+    """Call mode, method, request and change of arguments (see :func:`watched`): what ``batch`` alone does not show."""
     probe, nothing = context.probe, nullcontext()
     others = [Batch.from_rows([context.tokens(5)])]
-    others += [Batch.from_rows(rows_of(context), side=s) for s in context.one_sided[1:] if context.can("padding")]
-    others += [Batch.packed(rows_of(context))] if context.can("packing") else []
+    others += [Batch.from_rows(context.rows(), side=s) for s in context.one_sided[1:] if context.can("padding")]
+    others += [Batch.packed(context.rows())] if context.can("packing") else []
     yield from ((nothing, probe.logits, other, None) for other in others)
-    yield from ((probe.call_mode(way), probe.logits, batch, None) for way in probe.call_modes)
+    yield from ((probe.call_mode(mode), probe.logits, batch, None) for mode in probe.call_modes)
     if context.can("embeddings"):
         given = batch.replace(inputs_embeds=context.native.embed(batch))
         yield nothing, probe.logits, given, None

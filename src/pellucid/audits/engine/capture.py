@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from pellucid.audits.engine.deviation import TargetRun, logit_scale, max_abs_diff
+from pellucid.audits.engine.target_run import TargetRun, logit_scale, max_abs_diff
 from pellucid.batch import Batch
 
 Kept = TypeVar("Kept")
@@ -92,7 +92,7 @@ def watching(parts: Sequence[nn.Module], watchers: Sequence[CaptureIO | PerturbI
 
 
 @contextmanager
-def memory_changed(run: TargetRun) -> Iterator[None]:
+def encoder_output_changed(run: TargetRun) -> Iterator[None]:
     """While inside, slot r of what row r's decoder reads is another."""
     assert run.probe.module is not None
     assert run.probe.memory_name is not None

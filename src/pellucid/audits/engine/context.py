@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from pellucid.audits.engine.deviation import Deviation, TargetRun, logit_scale, max_abs_diff, rounding_noise
+from pellucid.audits.engine.target_run import Deviation, TargetRun, logit_scale, max_abs_diff, rounding_noise
 from pellucid.batch import Batch, Side
 from pellucid.errors import PellucidError, one_line
 from pellucid.probe import Capability, Probe
@@ -20,7 +20,9 @@ from pellucid.records import Status
 Measure = Callable[[TargetRun], Deviation]
 Made = TypeVar("Made")
 
-_LENGTHS = (24, 16, 12, 9, 8, 6, 5, 4, 3)
+LENGTHS = (3, 5, 1)
+"""Of rows in one batch, unless a check says otherwise."""
+_ROW_LENGTHS = (24, 16, 12, 9, 8, 6, 5, 4, 3)
 _MOST_TOKENS = 640
 _AT_ONCE = 192
 _AFFORDABLE = 8 * 10**8  # weights times tokens
@@ -48,8 +50,8 @@ class AuditContext:
         """A long sequence: as long as wanted, or the longest of a few that the target can take."""
         wanted = min(self.wanted_length, self.probe.max_length or self.wanted_length)
         first: Exception | None = None
-        halves = [wanted >> times for times in range(1, 12) if wanted >> times > _LENGTHS[0]]
-        for length in (wanted, *halves, *(shorter for shorter in _LENGTHS if shorter < wanted)):
+        halves = [wanted >> times for times in range(1, 12) if wanted >> times > _ROW_LENGTHS[0]]
+        for length in (wanted, *halves, *(shorter for shorter in _ROW_LENGTHS if shorter < wanted)):
             row = self.tokens(length)
             try:
                 self.native.plain(Batch.from_rows([row]))
@@ -219,6 +221,12 @@ class AuditContext:
     def tokens(self, length: int) -> list[int]:
         """Random tokens, none of them forbidden."""
         return self._free[torch.randint(len(self._free), (length,), generator=self._generator)].tolist()
+
+    def rows(self, lengths: Iterable[int] = LENGTHS) -> list[list[int]]:
+        """Random rows; the longest ends with token 0 (where it may), which is also what stands in padded slots."""
+        rows = [self.tokens(length) for length in lengths]
+        max(rows, key=len)[-1] = self.ends[0]
+        return rows
 
     @property
     def ends(self) -> tuple[int, int]:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pellucid.audits.engine.compare import Index, decide, judge
 from pellucid.audits.engine.context import AuditContext
-from pellucid.audits.engine.decision import Index, finding, judge
-from pellucid.audits.engine.deviation import Deviation, TargetRun, directions
 from pellucid.audits.engine.perturbation import Perturbations, informative_cuts, mixed_rows, sample
+from pellucid.audits.engine.target_run import Deviation, TargetRun, directions
 from pellucid.batch import Batch
 from pellucid.probe import Visibility
 from pellucid.records import LONGEST_VIEW, MOST_WEIGHTS, Finding, Flow, Location, TokenView
@@ -23,13 +23,13 @@ def expected_flow(rules: Sequence[Visibility], batch: Batch) -> Tensor:
 
     Each layer passes on what it sees and, by the residual stream, what it holds: after two layers of
     ``causal() & window(3)`` a query is reached by the four tokens before it. Besides its mask, a rule is held
-    to the bounds that it states (``ahead``, ``reach``), so that a mask that breaks them is found out.
+    to the bounds that it states (``lookahead``, ``lookback``), so that a mask that breaks them is found out.
     """
-    places = Coordinates(batch.positions, batch.segments)
+    coords = Coordinates(batch.positions, batch.segments)
     itself_BTT = torch.diag_embed(batch.token_mask)
     flow_BTT = itself_BTT
     for rule in rules:
-        sees_BTT = rule.mask(places, places)[:, 0] | itself_BTT
+        sees_BTT = rule.mask(coords, coords)[:, 0] | itself_BTT
         flow_BTT = (sees_BTT.float() @ flow_BTT.float()) > 0
     return flow_BTT & _within_bounds(rules, batch.positions)
 
@@ -47,7 +47,23 @@ def _within_bounds(rules: Sequence[Visibility], positions_BT: Tensor) -> Tensor:
     return inside_BTT
 
 
-Explain = Callable[[int, int], str]
+def later(may_TT: Tensor) -> Tensor:
+    """``Bool[T, T]``: pairs whose key comes after the query."""
+    return torch.ones_like(may_TT).triu(1)
+
+
+def earlier(may_TT: Tensor) -> Tensor:
+    """``Bool[T, T]``: pairs whose key comes before the query."""
+    return torch.ones_like(may_TT).tril(-1)
+
+
+def others(may_TT: Tensor) -> Tensor:
+    """``Bool[T, T]``: pairs of two tokens."""
+    return ~torch.eye(len(may_TT), dtype=torch.bool)
+
+
+Explain = Callable[[AuditContext, Sequence[int], int, int], str]
+"""More about a pair of a row that leaks: ``(context, row, query, key)``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,9 +125,8 @@ def flow_of(context: AuditContext) -> InfluenceMatrix:
     """The plain flow of the target."""
 
     def measure() -> InfluenceMatrix:
-        return measured(
-            context, Perturbations(context, context.row, TargetRun.logits, first=_suspects(context, context.row))
-        )
+        suspects = _suspects(context, context.row)
+        return measured(context, Perturbations(context, context.row, TargetRun.logits, first=suspects))
 
     return context.once("flow", measure)
 
@@ -143,7 +158,7 @@ def measured(context: AuditContext, changes: Perturbations) -> InfluenceMatrix:
 
 
 def assert_no_influence(
-    context: AuditContext, flow: InfluenceMatrix, among_TT: Tensor, check: str, case: str, explain: Explain
+    context: AuditContext, case: str, flow: InfluenceMatrix, among_TT: Tensor, explain: Explain | None = None
 ) -> Finding:
     """Whether no output moved by a token that it must not see, looking at the pairs ``among_TT`` only."""
     hidden = [Deviation(r.run, torch.where(among_TT & ~flow.may, r.sizes, 0.0), r.scale) for r in flow.readings]
@@ -153,15 +168,15 @@ def assert_no_influence(
         query, key = index
         side = f"{key - query} ahead" if key > query else f"{query - key} back, beyond the declared rules"
         message = f"the output at {query} moves when token {key} is changed, {side}"
-        return Location(0, query, key), message + explain(query, key)
+        return Location(0, query, key), message + (explain(context, flow.row, query, key) if explain else "")
 
     good = f"no output moved by a token that it must not see ({flow.changes.coverage})"
-    result = finding(context, check, case, hidden, bits=True, good=good, place=place)
+    result = decide(context, case, hidden, good=good, place=place, bits=True)
     if result.status != "leak":
         return result
     verdict = judge(context, hidden, bits=True)
     pairs = (verdict.reading.sizes > verdict.limit).nonzero().tolist()[:4]
-    if any(flow.changes.alone(verdict.reading.run, query, key) for query, key in pairs):
+    if any(flow.changes.moves_alone(verdict.reading.run, query, key) for query, key in pairs):
         return result
     return mixed_rows(result)
 
@@ -172,18 +187,17 @@ def _suspects(context: AuditContext, row: list[int]) -> list[int]:
         return []
     may_TT = expected_flow(context.probe.rules, Batch.from_rows([row]))[0]
     try:
-        asked_RT, sizes_RT = gradients(context, row)
-    except RuntimeError:  # it takes no gradient, which the gradient's own case will tell
+        queries_RT, sizes_RT = gradients(context, row)
+    except RuntimeError:  # no gradient can be taken, which the gradient's own case reports
         return []
-    found_RT = torch.where(reached(may_TT, asked_RT), 0.0, sizes_RT) > 1e-3 * context.native.rounding * float(
-        sizes_RT.max()
-    )
+    limit = 1e-3 * context.native.rounding * float(sizes_RT.max())
+    found_RT = torch.where(reached(may_TT, queries_RT), 0.0, sizes_RT) > limit
     return found_RT.any(0).nonzero()[:, 0].tolist()[: context.most_tokens // len(row) // 2]
 
 
-def reached(may_TT: Tensor, asked_RT: Tensor) -> Tensor:
+def reached(may_TT: Tensor, queries_RT: Tensor) -> Tensor:
     """``Bool[R, T]``: keys that at least one of a row's queries may see."""
-    return (asked_RT.float() @ may_TT.float()) > 0
+    return (queries_RT.float() @ may_TT.float()) > 0
 
 
 def gradients(context: AuditContext, row: list[int]) -> tuple[Tensor, Tensor]:
@@ -196,15 +210,15 @@ def gradients(context: AuditContext, row: list[int]) -> tuple[Tensor, Tensor]:
     def measure() -> tuple[Tensor, Tensor]:
         run, count = context.native, min(4, context.most_tokens // len(row) // 4)
         places = torch.arange(len(row))
-        asked_RT = places <= torch.tensor(informative_cuts(len(row), max(count, 1)))[:, None]
+        queries_RT = places <= torch.tensor(informative_cuts(len(row), max(count, 1)))[:, None]
         if count > 1:
-            asked_RT = torch.cat([torch.tensor(sample(len(row), count))[:, None] == places, asked_RT])
-        batch = Batch.from_rows([row] * len(asked_RT))
+            queries_RT = torch.cat([torch.tensor(sample(len(row), count))[:, None] == places, queries_RT])
+        batch = Batch.from_rows([row] * len(queries_RT))
         embeddings = run.embed(batch).requires_grad_()
         logits = run.differentiable(batch.replace(inputs_embeds=embeddings))
         weighted_RT = (logits * directions(logits)).sum(-1)
-        weighted_RT[asked_RT.to(logits.device)].sum().backward(inputs=[embeddings])
+        weighted_RT[queries_RT.to(logits.device)].sum().backward(inputs=[embeddings])
         assert embeddings.grad is not None
-        return asked_RT, embeddings.grad.abs().amax(-1).double().cpu()
+        return queries_RT, embeddings.grad.abs().amax(-1).double().cpu()
 
     return context.once(f"gradients {row}", measure)

@@ -1,8 +1,8 @@
 """Who moves whom within each layer alone, seen from outside by hooks: where a flow first leaves its rule.
 
-Every layer is given the hidden stream of an unchanged run with one token of it changed; what it answers is compared
-with what it answered, and then put back, so that the next layer starts from the unchanged stream again. One pass
-over the model so measures all layers, and each by itself.
+Every layer is given the hidden stream of an unchanged run with one token of it changed; its output is compared with
+that of the unchanged run and then replaced by it, so that the next layer starts from the unchanged stream again. One
+pass over the model so measures all layers, and each by itself.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from pellucid.audits.engine.capture import CaptureIO, PerturbInput, watching
+from pellucid.audits.engine.compare import judge
 from pellucid.audits.engine.context import AuditContext
-from pellucid.audits.engine.decision import judge
-from pellucid.audits.engine.deviation import Deviation, TargetRun
-from pellucid.audits.engine.influence import expected_flow
+from pellucid.audits.engine.influence import expected_flow, others
+from pellucid.audits.engine.target_run import Deviation, TargetRun
 from pellucid.batch import Batch
 from pellucid.probe import Visibility
 from pellucid.visibility import causal
@@ -35,113 +35,106 @@ class LayerFlow:
 
     def leaks(self, context: AuditContext, among_TT: Tensor) -> list[list[int]]:
         """Pairs of ``among_TT`` in which the layer lets through what its rule hides."""
-        hidden = Deviation(
-            self.reading.run, torch.where(among_TT & ~self.may, self.reading.sizes, 0.0), self.reading.scale
-        )
-        verdict = judge(context, [hidden], bits=True)
-        return (hidden.sizes > verdict.limit).nonzero().tolist() if verdict.status == "leak" else []
+        sizes_TT = torch.where(among_TT & ~self.may, self.reading.sizes, 0.0)
+        verdict = judge(context, [Deviation(self.reading.run, sizes_TT, self.reading.scale)], bits=True)
+        return (sizes_TT > verdict.limit).nonzero().tolist() if verdict.status == "leak" else []
 
     def unseen(self, among_TT: Tensor) -> list[list[int]]:
         """Pairs of ``among_TT`` that its rule lets through, but in which nothing moved."""
         watched_TT = torch.zeros_like(self.may).index_fill_(1, torch.tensor(self.keys), True)
         return (watched_TT & among_TT & self.may & (self.reading.sizes == 0)).nonzero().tolist()
 
+    @property
+    def moves(self) -> Tensor:
+        """The sizes of pairs of two tokens."""
+        return torch.where(others(self.may), self.reading.sizes, 0.0)
 
-def layer_flows(context: AuditContext, row: Sequence[int], keys: Sequence[int], draw: int = 0) -> list[LayerFlow]:
-    """The flow of every layer in the most exact precision; empty where the layers cannot be told apart.
 
-    ``draw`` numbers the changes: another is another step into another direction.
+@dataclass(frozen=True, eq=False)
+class LayerStack:
+    """The layers of a decoder, or of the encoder that it reads; no names where they cannot be told apart.
+
+    ``request`` makes a batch of copies of a row; ``declared``: the rules are stated, so seeing less than they show is
+    a fault.
     """
-    names, rules = layer_names(context), context.probe.rules
-    return _flows(context.runs[-1], names, rules, row, keys, draw, Batch.from_rows) if names else []
+
+    names: tuple[str, ...]
+    rules: tuple[Visibility, ...]
+    request: Callable[[list[list[int]]], Batch] = Batch.from_rows
+    declared: bool = True
+
+    def flows(self, run: TargetRun, row: Sequence[int], keys: Sequence[int], draw: int = 0) -> list[LayerFlow]:
+        """The flow of every layer; ``draw`` numbers the changes: another is another step in another direction."""
+        module = run.probe.module
+        if not self.names or module is None:
+            return []
+        keys = [*keys, keys[0]] if len(keys) == len(row) else keys  # else nobody could tell rows from slots
+        parts, batch = [module.get_submodule(name) for name in self.names], self.request([list(row)] * len(keys))
+        unchanged = [CaptureIO() for _ in parts]
+        with watching(parts, unchanged):
+            run.logits(batch)
+        changed = [PerturbInput(each, keys, len(row), draw) for each in unchanged]
+        with watching(parts, changed):
+            run.logits(batch)
+        one = Batch.from_rows([list(row)])
+        return [
+            LayerFlow(
+                number, name, expected_flow([rule], one)[0], tuple(keys), Deviation(run, change.sizes_TT, change.scale)
+            )
+            for number, (name, rule, change) in enumerate(zip(self.names, self.rules, changed, strict=True))
+        ]
 
 
-def source_flows(
-    context: AuditContext, target: Sequence[int], source: Sequence[int], keys: Sequence[int], draw: int = 0
-) -> list[LayerFlow]:
-    """The same of an encoder whose memory the target reads."""
-    names, rules = source_layers(context)
+def decoder_stack(context: AuditContext) -> LayerStack:
+    """The layers that the logits come from: named by the probe, or found by watching one run."""
 
-    def beside(rows: list[list[int]]) -> Batch:
-        return Batch.from_pairs(rows, [list(target)] * len(rows))
+    def find() -> LayerStack:
+        probe, rules = context.probe, tuple(context.probe.rules)
+        if probe.layer_names is not None:
+            names = probe.layer_names if len(probe.layer_names) == len(rules) else ()
+        else:
+            row = context.tokens(min(4, context.length))  # a source is 5 long
+            found = [each for each in stacks(context.native, Batch.from_rows([row])) if len(each) == len(rules)]
+            names = _that_mixes(context.native, _outermost(found), row, Batch.from_rows)
+        return LayerStack(names, rules, declared=probe.rules_declared)
 
-    return _flows(context.runs[-1], names, rules, source, keys, draw, beside) if names else []
+    return context.once("decoder layers", find)
 
 
-def _flows(
-    run: TargetRun,
-    names: Sequence[str],
-    rules: Sequence[Visibility],
-    row: Sequence[int],
-    keys: Sequence[int],
-    draw: int,
-    ask: Callable[[list[list[int]]], Batch],
-) -> list[LayerFlow]:
-    module = run.probe.module
-    assert module is not None
-    keys = [*keys, keys[0]] if len(keys) == len(row) else keys  # else nobody could tell rows from slots
-    parts = [module.get_submodule(name) for name in names]
-    batch = ask([list(row)] * len(keys))
-    taken = [CaptureIO() for _ in parts]
-    with watching(parts, taken):
-        run.logits(batch)
-    changed = [PerturbInput(each, keys, len(row), draw) for each in taken]
-    with watching(parts, changed):
-        run.logits(batch)
-    one = Batch.from_rows([list(row)])
-    flows = []
-    for number, (name, rule, change) in enumerate(zip(names, rules, changed, strict=True)):
-        reading = Deviation(run, change.sizes_TT, change.scale)
-        flows.append(LayerFlow(number, name, expected_flow([rule], one)[0], tuple(keys), reading))
-    return flows
+def encoder_stack(context: AuditContext, target: int = 3) -> LayerStack:
+    """The layers of the encoder that the target reads; one rule stands for all of them.
+
+    ``target`` is the number of its tokens: another than any source has.
+    """
+
+    def find() -> LayerStack:
+        rules, tokens, row = tuple(context.probe.source_rules), context.tokens(target), context.tokens(4)
+
+        def request(rows: list[list[int]]) -> Batch:
+            return Batch.from_pairs(rows, [tokens] * len(rows))
+
+        every = _outermost(stacks(context.native, request([row]), (1, len(row))))
+        found = [names for names in every if len(names) == len(rules)]
+        if not found and len(rules) == 1:
+            found = every[:1] if len(every) == 1 else []
+        names = _that_mixes(context.native, found, row, request)
+        declared = context.probe.rules_declared and getattr(context.probe, "source_rules_declared", True)
+        return LayerStack(names, rules * len(names) if len(rules) == 1 and names else rules, request, declared)
+
+    return context.once("encoder layers", find)
 
 
 def first_broken_layer(context: AuditContext, row: Sequence[int], query: int, key: int) -> str:
     """In words: the first layer that lets ``key`` through to anything that must not see it."""
-    names = layer_names(context)
-    if not names:
+    stack = decoder_stack(context)
+    if not stack.names:
         return ""
-    anywhere_TT = torch.ones(len(row), len(row), dtype=torch.bool)
-    for flow in layer_flows(context, row, [key]):
-        pairs = flow.leaks(context, anywhere_TT)
+    for flow in stack.flows(context.runs[-1], row, [key]):
+        pairs = flow.leaks(context, torch.ones_like(flow.may))
         if pairs:
             first = min(pairs, key=lambda pair: (pair[0] != query, pair))
             return f"; the first layer to break its rule is {flow.name}, at query {first[0]}, key {first[1]}"
     return "; each layer keeps to its rule, so it happens before, between or after them"
-
-
-def layer_names(context: AuditContext) -> tuple[str, ...]:
-    """The submodules that are the layers: named by the probe, or found by watching one run."""
-
-    def find() -> tuple[str, ...]:
-        probe, count = context.probe, len(context.probe.rules)
-        if probe.layer_names is not None:
-            return probe.layer_names if len(probe.layer_names) == count else ()
-        row = context.tokens(min(4, context.length))  # a source is 5 long
-        found = [names for names in stacks(context.native, Batch.from_rows([row])) if len(names) == count]
-        return _that_mixes(context.native, _outermost(found), row, Batch.from_rows)
-
-    return context.once("layer names", find)
-
-
-def source_layers(context: AuditContext) -> tuple[tuple[str, ...], tuple[Visibility, ...]]:
-    """The layers of the encoder, found by watching one run, and their rules; one rule stands for all of them."""
-
-    def find() -> tuple[tuple[str, ...], tuple[Visibility, ...]]:
-        rules, target = tuple(context.probe.source_rules), context.tokens(3)
-        row = context.tokens(4)
-
-        def beside(rows: list[list[int]]) -> Batch:
-            return Batch.from_pairs(rows, [target] * len(rows))
-
-        every = _outermost(stacks(context.native, beside([row]), (1, len(row))))
-        found = [names for names in every if len(names) == len(rules)]
-        if not found and len(rules) == 1:
-            found = every[:1] if len(every) == 1 else []
-        names = _that_mixes(context.native, found, row, beside)
-        return names, rules * len(names) if len(rules) == 1 and names else rules
-
-    return context.once("source layers", find)
 
 
 def _outermost(found: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
@@ -151,23 +144,21 @@ def _outermost(found: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
 
 
 def _that_mixes(
-    run: TargetRun, found: Sequence[tuple[str, ...]], row: Sequence[int], ask: Callable[[list[list[int]]], Batch]
+    run: TargetRun, found: Sequence[tuple[str, ...]], row: Sequence[int], request: Callable[[list[list[int]]], Batch]
 ) -> tuple[str, ...]:
     """Of several lists the one whose modules carry something from token to token, as layers do and norms do not."""
     if len(found) < 2:
         return found[0] if found else ()
-    keys = [0, len(row) - 1]
-    apart_TT = ~torch.eye(len(row), dtype=torch.bool)
     mixing = {}
     for names in found:
-        flows = _flows(run, names, [causal()] * len(names), row, keys, 0, ask)
-        mixing[names] = [bool((flow.reading.sizes[apart_TT] > 0).any()) for flow in flows]
+        flows = LayerStack(names, (causal(),) * len(names), request).flows(run, row, [0, len(row) - 1])
+        mixing[names] = [bool((flow.moves > 0).any()) for flow in flows]
     some = [names for names in found if any(mixing[names])]
     return some[0] if len(some) == 1 else next((names for names in some if all(mixing[names])), ())
 
 
 def stacks(run: TargetRun, batch: Batch, shape: tuple[int, int] | None = None) -> list[tuple[str, ...]]:
-    """Lists of modules, each called once with a hidden stream and giving one: what layers look like from outside.
+    """Lists of modules, each called once with a hidden stream and returning one: what layers look like from outside.
 
     ``shape`` is that of the tokens which the stream belongs to; None: of the request's own.
     """
@@ -179,10 +170,9 @@ def stacks(run: TargetRun, batch: Batch, shape: tuple[int, int] | None = None) -
         for name, part in module.named_modules()
         if isinstance(part, nn.ModuleList | nn.Sequential) and len(part)
     ]
-    names = [name for each in lists for name in each]
-    taken = {name: CaptureIO() for name in names}
-    with watching([module.get_submodule(name) for name in names], list(taken.values())):
+    calls = {name: CaptureIO() for each in lists for name in each}
+    with watching([module.get_submodule(name) for name in calls], list(calls.values())):
         run.logits(batch)
     wanted = batch.shape if shape is None else shape
-    streams = {name for name, each in taken.items() if each.calls == 1 and each.is_stream(wanted)}
+    streams = {name for name, each in calls.items() if each.calls == 1 and each.is_stream(wanted)}
     return [each for each in lists if streams.issuperset(each)]

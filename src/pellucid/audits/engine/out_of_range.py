@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
+from pellucid.audits.engine.compare import fragile, leak, not_applicable, passed
 from pellucid.audits.engine.context import AuditContext
-from pellucid.audits.engine.deviation import TargetRun, max_abs_diff
+from pellucid.audits.engine.target_run import TargetRun, max_abs_diff
 from pellucid.batch import Batch
 from pellucid.errors import ShapeError, UnsupportedError
 from pellucid.records import Finding, Location
@@ -18,24 +19,24 @@ _MOST_TOKENS = 4096
 _MOST_NUMBERS = 2**25  # logits of one row
 
 
-def past_the_end(context: AuditContext, check: str, limit: int) -> Iterator[Finding]:
+def past_the_end(context: AuditContext, limit: int) -> Iterator[Finding]:
     """One token more than ``limit`` must raise: never a position that another token has, never one token less."""
     run = _on_the_host(context.native)
     small = limit + 2 <= _MOST_TOKENS and limit * context.probe.vocab_size <= _MOST_NUMBERS
     if not small and not context.can("positions"):
         message = f"{limit} positions are too many to try out without explicit ones"
-        yield Finding(check, "not_applicable", message, "past the end")
+        yield not_applicable("past the end", message)
         return
     if context.can("positions"):
         batch = Batch.from_rows([context.tokens(1)])
         far = Batch(batch.tokens, torch.full_like(batch.positions, limit), batch.segments)
-        yield _outcome(context, check, run, "a position past the end", limit, lambda: run.logits(far))
+        yield _outcome(context, run, "a position past the end", limit, lambda: run.logits(far))
     if not small:
         return
     row = Batch.from_rows([context.tokens(limit + 1)])
-    yield _outcome(context, check, run, "past the end", limit, lambda: run.logits(row))
+    yield _outcome(context, run, "past the end", limit, lambda: run.logits(row))
     if context.can("cache"):
-        yield _outcome(context, check, run, "past the end through a cache", limit, lambda: _cached(run, row, limit))
+        yield _outcome(context, run, "past the end through a cache", limit, lambda: _cached(run, row, limit))
 
 
 def _cached(run: TargetRun, row: Batch, limit: int) -> Tensor:
@@ -52,32 +53,30 @@ def _on_the_host(run: TargetRun) -> TargetRun:
     return TargetRun(run.probe.with_module(copy.deepcopy(module).cpu()), run.source)
 
 
-def _outcome(
-    context: AuditContext, check: str, run: TargetRun, case: str, limit: int, ask: Callable[[], Tensor]
-) -> Finding:
+def _outcome(context: AuditContext, run: TargetRun, case: str, limit: int, ask: Callable[[], Tensor]) -> Finding:
     try:
         ask()
     except UnsupportedError as error:
-        return Finding(check, "not_applicable", f"the target refuses: {error}", case)
+        return not_applicable(case, f"the target refuses: {error}")
     except ShapeError as error:
         if "an audit needs" in str(error):
-            message = f"a row of {limit + 1} tokens is cut in silence: {error}"
-            return Finding(check, "leak", message, case, Location(0, limit))
-        return _refused(check, case, limit, error)
+            message = f"a row of {limit + 1} tokens is cut without an error: {error}"
+            return leak(case, message, Location(0, limit))
+        return _refused(case, limit, error)
     except Exception as error:  # noqa: BLE001 (any refusal is right)
-        return _refused(check, case, limit, error)
+        return _refused(case, limit, error)
     shared = context.can("positions")
     how = _shared_position(run, limit, context.tokens(2)) if shared else _table(run.probe.module, limit)
     if how:
-        message = f"token {limit} is answered in silence, but there are {limit} positions: {how}"
-        return Finding(check, "leak", message, case, Location(0, limit))
-    message = f"token {limit} is answered in silence, although the target says that it has {limit} positions"
-    return Finding(check, "fragile", message, case, Location(0, limit))
+        message = f"token {limit} is accepted without an error, but there are {limit} positions: {how}"
+        return leak(case, message, Location(0, limit))
+    message = f"token {limit} is accepted without an error, although the target says that it has {limit} positions"
+    return fragile(case, message, Location(0, limit))
 
 
-def _refused(check: str, case: str, limit: int, error: Exception) -> Finding:
+def _refused(case: str, limit: int, error: Exception) -> Finding:
     message = f"token {limit}, one more than there are positions, raises {type(error).__name__}"
-    return Finding(check, "pass", message, case)
+    return passed(case, message)
 
 
 def _shared_position(run: TargetRun, limit: int, tokens: list[int]) -> str:

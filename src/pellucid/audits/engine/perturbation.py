@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from pellucid.audits.engine.compare import Index, decide, judge
 from pellucid.audits.engine.context import AuditContext
-from pellucid.audits.engine.decision import Index, finding, judge
-from pellucid.audits.engine.deviation import Deviation, TargetRun, logit_scale, max_abs_diff
+from pellucid.audits.engine.target_run import Deviation, TargetRun, logit_scale, max_abs_diff
 from pellucid.batch import Batch
 from pellucid.records import Finding, Location
 
@@ -85,19 +86,21 @@ class Perturbations:
             return None
         return self._read(self.context.exact, self.random if like_native else self.special)
 
-    def alone(self, run: TargetRun, query: int, key: int) -> bool:
+    def moves_alone(self, run: TargetRun, query: int, key: int) -> bool:
         """Whether the key still moves the query when nothing else is in the batch."""
-        before = self.unchanged(run, 1)
-        afters = (self.forward(run, Batch.from_rows([self.with_key(key, new)])) for new in (self.random, self.special))
-        return any(float(max_abs_diff(before, after)[0, query]) > 0 for after in afters)
+        return bool((self._by_key(run, key)[:, query] > 0).any())
 
-    def felt(self, run: TargetRun, key: int) -> list[int]:
+    def queries_moved_by(self, run: TargetRun, key: int) -> list[int]:
         """The queries that move beyond rounding when this key alone is changed, with nothing else in the batch."""
         before = self.unchanged(run, 1)
         limit = (1e-12 if run.dtype == torch.float64 else run.rounding) * logit_scale(before) + 20 * run.noise
+        return (self._by_key(run, key).amax(0) > limit).nonzero()[:, 0].tolist()
+
+    def _by_key(self, run: TargetRun, key: int) -> Tensor:
+        """``[2, T]``: how far each output moves by two other tokens in place of one, each row run by itself."""
+        before = self.unchanged(run, 1)
         afters = [self.forward(run, Batch.from_rows([self.with_key(key, new)])) for new in (self.random, self.special)]
-        sizes_T = torch.stack([max_abs_diff(before, after)[0] for after in afters]).amax(0)
-        return (sizes_T > limit).nonzero()[:, 0].tolist()
+        return torch.stack([max_abs_diff(before, after)[0] for after in afters])
 
     def with_key(self, key: int, new: Row) -> Row:
         """The row in which one token is another."""
@@ -144,19 +147,19 @@ _NAMED = 8  # more cuts are counted
 
 
 def perturb_suffixes(
-    context: AuditContext, changes: Perturbations, cuts: Sequence[int], check: str, case: str, *, exact: bool = False
+    context: AuditContext, case: str, changes: Perturbations, cuts: Sequence[int], *, exact: bool = False
 ) -> Finding:
     """Whether an output up to a cut moves when all that comes behind it is changed.
 
-    float64 is asked where something moved; by ``exact`` in one place, with other tokens, in any case.
+    float64 is used where something moved; with ``exact`` at one cut, with other tokens, in any case.
     """
     length = len(changes.base)
     behind_CT = torch.arange(length)[None] > torch.tensor(cuts)[:, None]
 
-    def read(run: TargetRun, places: Sequence[int], special: bool = False) -> Deviation:
+    def read(run: TargetRun, numbers: Sequence[int], special: bool = False) -> Deviation:
         sizes_CT = torch.zeros(len(cuts), length, dtype=torch.float64)
-        moves_CT, scale = changes.moves(run, [changes.with_tail(cuts[place], special) for place in places])
-        sizes_CT[list(places)] = moves_CT
+        moves_CT, scale = changes.moves(run, [changes.with_tail(cuts[number], special) for number in numbers])
+        sizes_CT[list(numbers)] = moves_CT
         return Deviation(run, sizes_CT.masked_fill(behind_CT, 0.0), scale)
 
     def place(run: TargetRun, index: Index) -> tuple[Location, str]:
@@ -165,44 +168,33 @@ def perturb_suffixes(
         message = f"the output at {query} moves when all tokens after {cuts[number]} are changed"
         return Location(0, query, key), message + ("" if key is None else f", token {key} the first that does it")
 
-    every = range(len(cuts))
-    readings = [read(context.native, every)]
-    if context.exact is not None and (readings[0].largest or exact):
-        middle = [len(cuts) // 2]
-        readings.append(
-            read(context.exact, every) if readings[0].largest else read(context.exact, middle, special=True)
-        )
-    good = f"no output moved when all that comes after it was changed ({_places(cuts, length)})"
-    result = finding(context, check, case, readings, bits=True, good=good, place=place)
-    verdict = judge(context, readings, bits=True)
-    if result.status != "leak" or _alone(changes, verdict.reading.run, cuts, verdict.first):
+    readings = [read(context.native, range(len(cuts)))]
+    if context.exact is not None and readings[0].largest:
+        readings.append(read(context.exact, range(len(cuts))))
+    elif context.exact is not None and exact:
+        readings.append(read(context.exact, [len(cuts) // 2], special=True))
+    named = (
+        f"behind {', '.join(map(str, cuts))}" if len(cuts) <= _NAMED else f"behind {len(cuts)} of {length - 1} tokens"
+    )
+    where = "behind every token" if len(cuts) >= length - 1 else named
+    good = f"no output moved when all that comes after it was changed (cut {where})"
+    result = decide(context, case, readings, good=good, place=place, bits=True)
+    if result.status != "leak":
         return result
-    return mixed_rows(result)
-
-
-def _places(cuts: Sequence[int], length: int) -> str:
-    """Where was cut, in words."""
-    if len(cuts) >= length - 1:
-        return "cut behind every token"
-    named = ", ".join(map(str, cuts)) if len(cuts) <= _NAMED else f"{len(cuts)} of {length - 1} tokens"
-    return f"cut behind {named}"
+    verdict = judge(context, readings, bits=True)
+    run, (number, query) = verdict.reading.run, verdict.first
+    tails = (changes.with_tail(cuts[number], special) for special in (False, True))
+    return result if any(_moves(changes, run, tail, query) for tail in tails) else mixed_rows(result)
 
 
 def mixed_rows(result: Finding) -> Finding:
-    """What is said where outputs moved beside other rows only."""
+    """The finding where outputs moved beside other rows only."""
     message = "outputs moved only because other rows of the batch changed: the rows mix (see batch)"
-    return Finding(result.check, "fragile", message, result.case, result.where, result.size, result.decided)
-
-
-def _alone(changes: Perturbations, run: TargetRun, cuts: Sequence[int], index: Index) -> bool:
-    """Whether it moves with nothing else in the batch."""
-    number, query = index
-    return _moves(changes, run, changes.with_tail(cuts[number]), query) or _moves(
-        changes, run, changes.with_tail(cuts[number], special=True), query
-    )
+    return replace(result, status="fragile", message=message)
 
 
 def _moves(changes: Perturbations, run: TargetRun, row: Sequence[int], query: int) -> bool:
+    """Whether a row's output differs from the unchanged row's, each run by itself."""
     after: Tensor = changes.forward(run, Batch.from_rows([row]))
     return float(max_abs_diff(changes.unchanged(run, 1), after)[0, query]) > 0
 

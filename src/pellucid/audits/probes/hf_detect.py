@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from pellucid.audits.engine.preserve_state import preserve_state
+from pellucid.audits.engine.state import preserve_state
 from pellucid.audits.probes.hf_probe import (
     ALL_ONES,
     POSITIONS,
@@ -39,7 +39,7 @@ from pellucid.audits.probes.trial import (
     works,
 )
 from pellucid.batch import Batch, Side
-from pellucid.errors import InputError
+from pellucid.errors import ArgumentError
 from pellucid.probe import Capability
 
 
@@ -83,7 +83,7 @@ class CapabilityDetector:
         self.device = next(probe.module.parameters()).device
         self.free = [token for token in range(probe.vocab_size) if token not in probe.forbidden_tokens]
         if len(self.free) < 2:
-            raise InputError(f"{probe.name} has {probe.vocab_size} tokens; an audit needs 2 or more")
+            raise ArgumentError(f"{probe.name} has {probe.vocab_size} tokens; an audit needs 2 or more")
         self.max_length = self.num_positions()
         self.row = self.longest_row(min(6, self.max_length or 6))
         self.batch = Batch.from_rows([self.row]).to(self.device)
@@ -124,7 +124,7 @@ class CapabilityDetector:
     def scores(self, batch: Batch) -> Tensor:
         scores = self.probe.logits(batch.to(self.device))
         if scores.dim() != 3 or scores.shape[:2] != batch.tokens.shape:
-            raise InputError(
+            raise ArgumentError(
                 f"{self.probe.name} returned {tuple(scores.shape)} for {batch.shape[0]} rows of {batch.shape[1]} "
                 "tokens; an audit needs the scores of the vocabulary in every slot"
             )

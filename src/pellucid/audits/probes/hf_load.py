@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from pellucid.audits.probes.hf_rules import families
-from pellucid.errors import InputError, one_line
+from pellucid.errors import ArgumentError, CheckpointError, one_line
 
 VOCABULARY, LAYERS, HEADS = 120, 4, 4
 
@@ -25,38 +25,41 @@ def from_folder(path: Path) -> nn.Module:
     """The model that the folder's ``config.json`` names, from safetensors only.
 
     Raises:
-        InputError: transformers is not installed or has no such class, or the weights cannot be read.
+        ArgumentError: transformers is not installed.
+        CheckpointError: it has no such class, or the weights cannot be read.
     """
     try:
         import transformers
     except ModuleNotFoundError as error:
         message = "auditing Hugging Face models needs transformers; install it with pip install 'pellucid[hf]'"
-        raise InputError(message) from error
+        raise ArgumentError(message) from error
     file = path / "config.json"
     names = _read(file).get("architectures")
     name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
     kind = getattr(transformers, name, None) if name and name.isidentifier() else None
     if not isinstance(kind, type) or not issubclass(kind, transformers.PreTrainedModel):
         known = f"transformers {transformers.__version__} has no such model"
-        raise InputError(f"{file} names the architecture {name!r}, but {known}; its code is not run")
+        raise CheckpointError(f"{file} names the architecture {name!r}, but {known}; its code is not run")
     try:
         model: nn.Module = cast(Any, kind).from_pretrained(
             path, local_files_only=True, use_safetensors=True, trust_remote_code=False
         )
     except Exception as error:  # anybody's files
-        raise InputError(f"{path} cannot be loaded as {name}: {type(error).__name__}: {one_line(error)}") from error
+        raise CheckpointError(
+            f"{path} cannot be loaded as {name}: {type(error).__name__}: {one_line(error)}"
+        ) from error
     return model
 
 
 def _read(file: Path) -> dict[str, Any]:
     if file.stat().st_size > 1 << 24:
-        raise InputError(f"{file} has {file.stat().st_size} bytes, which is no model's config")
+        raise CheckpointError(f"{file} has {file.stat().st_size} bytes, which is no model's config")
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{file} is no JSON: {error}") from error
+        raise CheckpointError(f"{file} is no JSON: {error}") from error
     if not isinstance(config, dict):
-        raise InputError(f"{file} holds {type(config).__name__}, but a mapping is needed")
+        raise CheckpointError(f"{file} holds {type(config).__name__}, but a mapping is needed")
     return config
 
 
@@ -69,7 +72,7 @@ def tiny_model(model_class: Any, kind: str | None = None) -> nn.Module:
     """A class of transformers over a tiny config of its own, with random weights that matter.
 
     Raises:
-        InputError: the class cannot be built so.
+        ArgumentError: the class cannot be built so.
     """
     kind = kind or ("causal" if model_class.__name__.endswith(("CausalLM", "LMHeadModel")) else "masked")
     try:
@@ -77,7 +80,7 @@ def tiny_model(model_class: Any, kind: str | None = None) -> nn.Module:
             torch.manual_seed(0)
             return reweighted(model_class(_tiny_config(model_class.config_class, kind)))
     except Exception as error:  # anybody's code
-        raise InputError(
+        raise ArgumentError(
             f"{model_class.__name__} cannot be built from a tiny config: {type(error).__name__}: "
             f"{' '.join(str(error).split())[:200]}; write a factory that builds it and name that"
         ) from error

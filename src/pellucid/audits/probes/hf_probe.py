@@ -34,7 +34,7 @@ from pellucid.audits.probes.hf_rules import (
 )
 from pellucid.audits.probes.trial import attribute_set
 from pellucid.batch import Batch
-from pellucid.errors import InputError, UnsupportedError, one_line
+from pellucid.errors import ArgumentError, UnsupportedError, one_line
 from pellucid.probe import Probe, embeddings_replaced
 
 ALL_ONES = "with an all-ones mask"
@@ -123,7 +123,9 @@ class HFProbe(Probe):
 
     def __init__(self, model: nn.Module, name: str | None = None) -> None:
         if not hasattr(model, "config"):
-            raise InputError(f"{type(model).__name__} has no config, so it is no transformers model; use TokensProbe")
+            raise ArgumentError(
+                f"{type(model).__name__} has no config, so it is no transformers model; use TokensProbe"
+            )
         self.module: nn.Module = model
         self.name = name or type(model).__name__
         self.takes = frozenset(inspect.signature(model.forward).parameters)
@@ -149,7 +151,7 @@ class HFProbe(Probe):
                 self.hidden_states = name != "logits"
                 return scores
         known = ", ".join(output) if isinstance(output, dict) else type(output).__name__
-        raise InputError(
+        raise ArgumentError(
             f"{self.name} returns {known or 'nothing'}, but neither logits nor last_hidden_state; audit the model in it"
         )
 

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pellucid.audits.engine.preserve_state import preserve_state
+from pellucid.audits.engine.state import preserve_state
 from pellucid.audits.probes.outputs import LABEL_NAMES
 from pellucid.audits.probes.tokens_probe import TokensProbe, parameters_of
 from pellucid.audits.probes.trial import attribute_set, close, error_text, supported_sides
 from pellucid.batch import Batch
-from pellucid.errors import InputError
+from pellucid.errors import ArgumentError
 from pellucid.probe import Capability, Visibility
 
 ALL_ONES = "with an all-ones mask"
@@ -51,7 +51,9 @@ class KeywordProbe(TokensProbe):
     ) -> None:
         self.takes = keyword_arguments(target)
         if not self.takes:
-            raise InputError(f"{type(target).__name__} takes neither {MASK} nor {POSITIONS} by name; use TokensProbe")
+            raise ArgumentError(
+                f"{type(target).__name__} takes neither {MASK} nor {POSITIONS} by name; use TokensProbe"
+            )
         self._call_mode = ""
         super().__init__(target, vocab_size=vocab_size, rules=rules, max_length=max_length, name=name)
         found: set[Capability] = set(self.capabilities)

@@ -12,9 +12,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from pellucid.audits.engine.deviation import TargetRun
 from pellucid.audits.engine.layers import stacks
-from pellucid.audits.engine.preserve_state import preserve_state
+from pellucid.audits.engine.state import preserve_state
+from pellucid.audits.engine.target_run import TargetRun
 from pellucid.audits.probes.outputs import (
     LabelConvention,
     describe_output,
@@ -26,7 +26,7 @@ from pellucid.audits.probes.outputs import (
     shape_hint,
 )
 from pellucid.batch import Batch
-from pellucid.errors import InputError, ShapeError, one_line
+from pellucid.errors import ArgumentError, ShapeError, one_line
 from pellucid.probe import Capability, Probe, Visibility, embeddings_replaced
 from pellucid.visibility import causal
 
@@ -52,7 +52,7 @@ class TokensProbe(Probe):
         name: str | None = None,
     ) -> None:
         if not callable(target):
-            raise InputError(f"an audit needs a module or a function of tokens, not {type(target).__name__}")
+            raise ArgumentError(f"an audit needs a module or a function of tokens, not {type(target).__name__}")
         self.target, self.max_length = target, max_length
         self.rules, self.rules_declared = (causal(),) if rules is None else tuple(rules), rules is not None
         self.name = name or str(getattr(target, "__name__", type(target).__name__))
@@ -70,7 +70,7 @@ class TokensProbe(Probe):
         if self._labels is not None:
             self.capabilities |= {"loss"}
         elif needed:
-            raise InputError(
+            raise ArgumentError(
                 f"{self.name} needs {self._label_name} and returns no loss for them, so it is not known what they are; "
                 "wrap the call in a function of tokens"
             )
@@ -146,11 +146,11 @@ class TokensProbe(Probe):
                 size = self._count_logits(tokens_BT)
                 self._refuse_swapped_axes()
             except _WrongShapeError as error:
-                raise InputError(str(error)) from None
+                raise ArgumentError(str(error)) from None
             except Exception as error:  # anybody's code; the audit itself reports what it raises
                 if vocab_known:
                     return None, 0
-                raise InputError(
+                raise ArgumentError(
                     f"the vocabulary's size cannot be read off {self.name}, which raised "
                     f"{type(error).__name__}: {one_line(error)}; give TokensProbe(target, vocab_size=…)"
                 ) from error
@@ -227,7 +227,7 @@ class TokensProbe(Probe):
     @property
     def _table(self) -> nn.Embedding:
         if self._embedding is None:
-            raise InputError(
+            raise ArgumentError(
                 f"{self.name} has no nn.Embedding that reads the tokens; leave embeddings out of the batch"
             )
         assert self.module is not None

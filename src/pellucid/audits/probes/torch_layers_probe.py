@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pellucid.batch import Batch
-from pellucid.errors import InputError
+from pellucid.errors import ArgumentError
 from pellucid.probe import Capability, Probe, Visibility
 from pellucid.visibility import causal as causal_rule
 from pellucid.visibility import full
@@ -39,7 +39,7 @@ class TorchLayersProbe(Probe):
         self, module: nn.Module, *, causal: bool | None = None, hint: bool = False, name: str | None = None
     ) -> None:
         if not is_torch_layer(module):
-            raise InputError(f"{type(module).__name__} is none of torch's Transformer layers; use TokensProbe")
+            raise ArgumentError(f"{type(module).__name__} is none of torch's Transformer layers; use TokensProbe")
         self.module: nn.Module = module
         self.vocab_size, self.name = _VOCABULARY, name or type(module).__name__
         self.reads_source = not isinstance(module, _ENCODERS)

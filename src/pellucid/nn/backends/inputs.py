@@ -1,8 +1,8 @@
-"""What one call of ``attend`` asks, and the two guards that every fused kernel needs."""
+"""The arguments of one call of ``attend``, and how NaN and Inf stay away from fused kernels."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -40,7 +40,10 @@ class AttentionOptions:
 
 @dataclass(frozen=True, eq=False)
 class AttentionInputs:
-    """The arguments of :func:`pellucid.nn.attend.attend`."""
+    """The arguments of :func:`pellucid.nn.attend.attend`.
+
+    Backends get finite keys and values; ``nonfinite`` are the slots whose numbers were not (None: all were).
+    """
 
     q: Tensor
     k: Tensor
@@ -51,6 +54,7 @@ class AttentionInputs:
     bias: Tensor | None
     sink_logits: Tensor | None
     options: AttentionOptions
+    nonfinite: Tensor | None = None
 
     @property
     def factor(self) -> float:
@@ -64,24 +68,37 @@ class AttentionInputs:
         return self.q_coords is self.k_coords
 
 
-def replace_nonfinite(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """``(k, v, bad_BS)`` with every NaN and Inf replaced by 0, and which keys had one (None: none had).
+def replace_nonfinite(*tensors: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
+    """``[B, S, …]`` tensors with every NaN and Inf replaced by 0, and the slots ``[B, S]`` that had one (None: none).
 
-    A fused kernel multiplies a hidden value by a weight of 0, and 0 · NaN is NaN. On a CPU one sum tells
-    whether there is anything to do; elsewhere asking would stall the device, so the replacing is always done.
+    A fused kernel multiplies a hidden value by a weight of 0, and 0 · NaN is NaN. On a CPU one sum tells whether
+    there is anything to do; elsewhere reading it would stall the device, so values are always replaced.
     """
-    if k.device.type == "cpu" and not torch.compiler.is_compiling():
-        total = k.detach().sum(dtype=torch.float32) + v.detach().sum(dtype=torch.float32)
-        if bool(torch.isfinite(total)):
-            return k, v, None
-    bad_BS = ~(torch.isfinite(k).all(-1) & torch.isfinite(v).all(-1)).all(-1)
-    zero = torch.zeros((), dtype=k.dtype, device=k.device)
-    return torch.where(torch.isfinite(k), k, zero), torch.where(torch.isfinite(v), v, zero), bad_BS
+    if can_read(tensors[0]) and all(bool(x.detach().sum(dtype=torch.float32).isfinite()) for x in tensors):
+        return tensors, None
+    finite = [x.isfinite() for x in tensors]
+    nonfinite_BS = ~torch.stack([x.flatten(2).all(-1) for x in finite]).all(0)
+    return tuple(x.where(ok, 0) for x, ok in zip(tensors, finite, strict=True)), nonfinite_BS
 
 
-def propagate_nan(out_BTNU: Tensor, bad_BS: Tensor | None, mask_B1TS: Tensor) -> Tensor:
-    """NaN where a query sees a key that was not finite: what is visible stays loud."""
-    if bad_BS is None:
+def with_finite_inputs(call: AttentionInputs) -> AttentionInputs:
+    """``call`` as backends get it: what a cache has marked already is not looked at again."""
+    if call.nonfinite is None:
+        (k, v), nonfinite_BS = replace_nonfinite(call.k, call.v)
+        return call if nonfinite_BS is None else replace(call, k=k, v=v, nonfinite=nonfinite_BS)
+    if can_read(call.k) and not call.nonfinite.any():
+        return replace(call, nonfinite=None)
+    return call
+
+
+def can_read(x: Tensor) -> bool:
+    """Whether the host can read a number of ``x`` without waiting for a device or breaking a graph."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def propagate_nan(out_BTNU: Tensor, nonfinite_BS: Tensor | None, mask_B1TS: Tensor) -> Tensor:
+    """NaN where a query sees a key or value that was not finite."""
+    if nonfinite_BS is None:
         return out_BTNU
-    loud_BT = (mask_B1TS[:, 0] & bad_BS[:, None, :]).any(-1)
-    return out_BTNU.masked_fill(loud_BT[:, :, None, None], float("nan"))
+    sees_BT = (mask_B1TS[:, 0] & nonfinite_BS[:, None, :]).any(-1)
+    return out_BTNU.masked_fill(sees_BT[:, :, None, None], float("nan"))

@@ -2,34 +2,32 @@
 
 import torch
 
-from pellucid.nn.backends.inputs import AttentionInputs, propagate_nan, replace_nonfinite
+from pellucid.nn.backends.inputs import AttentionInputs, propagate_nan
 from pellucid.shapes import Tensor
 
 
 def attend(call: AttentionInputs) -> Tensor:
     """``softmax(scale · q kᵀ) v`` over visible keys; ``[B, T, N, U]``."""
-    k, v, bad_BS = replace_nonfinite(call.k, call.v)
-    weights_BKGTS = _weights(call, k)
+    weights_BKGTS = _weights(call)
     if call.options.dropout:
         weights_BKGTS = torch.dropout(weights_BKGTS, call.options.dropout, train=True)
-    out_BTKGU = torch.einsum("bkgts,bsku->btkgu", weights_BKGTS, v.to(weights_BKGTS.dtype))
+    out_BTKGU = torch.einsum("bkgts,bsku->btkgu", weights_BKGTS, call.v.to(weights_BKGTS.dtype))
     out_BTNU = out_BTKGU.flatten(2, 3).to(call.q.dtype)
-    return propagate_nan(out_BTNU, bad_BS, call.rule.mask(call.q_coords, call.k_coords))
+    return propagate_nan(out_BTNU, call.nonfinite, call.rule.mask(call.q_coords, call.k_coords))
 
 
 def probabilities(call: AttentionInputs) -> Tensor:
     """The weights, ``[B, N, T, S]``."""
-    k, _, _ = replace_nonfinite(call.k, call.v)
-    return _weights(call, k).flatten(1, 2)
+    return _weights(call).flatten(1, 2)
 
 
-def _weights(call: AttentionInputs, k: Tensor) -> Tensor:
+def _weights(call: AttentionInputs) -> Tensor:
     b, t, n, _ = call.q.shape
-    heads = k.shape[2]
+    heads = call.k.shape[2]
     exact = torch.float64 if call.q.dtype == torch.float64 else torch.float32
     q_BTKGH = (call.q.to(exact) * call.factor).unflatten(2, (heads, n // heads))
     with torch.autocast(call.q.device.type, enabled=False):
-        scores = torch.einsum("btkgh,bskh->bkgts", q_BTKGH, k.to(exact))
+        scores = torch.einsum("btkgh,bskh->bkgts", q_BTKGH, call.k.to(exact))
     if call.options.softcap is not None:
         scores = call.options.softcap * torch.tanh(scores / call.options.softcap)
     if call.bias is not None:

@@ -13,7 +13,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from pellucid.errors import UnsupportedError
-from pellucid.nn.backends.inputs import AttentionInputs, propagate_nan, replace_nonfinite
+from pellucid.nn.backends.inputs import AttentionInputs, propagate_nan
 from pellucid.shapes import Tensor
 from pellucid.visibility import Coordinates, Rule, full
 from pellucid.visibility.rules import is_full, is_plain_causal
@@ -42,7 +42,6 @@ class SDPACall:
     arguments: dict[str, Any]
     folded: bool
     seeing: Tensor | None  # Bool[B, T]
-    bad: Tensor | None  # Bool[B, S]
 
     def finish(self, out: Tensor) -> Tensor:
         """The kernel's answer as ``[B, T, N, U]``: blind queries exactly 0, NaN where a visible key was NaN."""
@@ -50,13 +49,14 @@ class SDPACall:
         if self.seeing is not None:
             zero = torch.zeros((), dtype=out.dtype, device=out.device)
             out_BTNU = torch.where(self.seeing[:, :, None, None], out_BTNU, zero)
-        if self.bad is None:
+        nonfinite_BS = self.call.nonfinite
+        if nonfinite_BS is None:
             return out_BTNU
         if self.arguments["attn_mask"] is not None:
-            return propagate_nan(out_BTNU, self.bad, self.call.rule.mask(self.call.q_coords, self.call.k_coords))
+            return propagate_nan(out_BTNU, nonfinite_BS, self.call.rule.mask(self.call.q_coords, self.call.k_coords))
         # what the kernel needed no mask for needs none here: all keys up to the query, or all there are
-        sees_bad_BS = self.bad.cumsum(1) > 0 if self.arguments["is_causal"] else self.bad.any(1, keepdim=True)
-        return out_BTNU.masked_fill(sees_bad_BS[:, :, None, None], float("nan"))
+        sees_BT = nonfinite_BS.cumsum(1) > 0 if self.arguments["is_causal"] else nonfinite_BS.any(1, keepdim=True)
+        return out_BTNU.masked_fill(sees_BT[:, :, None, None], float("nan"))
 
 
 def prepare(call: AttentionInputs) -> SDPACall:
@@ -64,23 +64,22 @@ def prepare(call: AttentionInputs) -> SDPACall:
     why = unsupported_reason(call)
     if why:
         raise UnsupportedError(f"{why}; use backend='reference' or 'auto'")
-    k, v, bad_BS = replace_nonfinite(call.k, call.v)
     shortcut = None if call.bias is not None else infer_is_causal(call.rule, call.q_coords, call.k_coords)
     mask, seeing_BT = mask_with_open_rows(call) if shortcut is None else (None, None)
-    heads, kv_heads = call.q.shape[2], k.shape[2]
+    heads, kv_heads = call.q.shape[2], call.k.shape[2]
     # One new token: the query heads of a group are rows over the same keys, and no key is copied.
     folded = call.q.shape[1] == 1 and mask is None
     arguments = {
         "query": call.q[:, 0].unflatten(1, (kv_heads, -1)) if folded else call.q.transpose(1, 2),
-        "key": k.transpose(1, 2),
-        "value": v.transpose(1, 2),
+        "key": call.k.transpose(1, 2),
+        "value": call.v.transpose(1, 2),
         "attn_mask": mask,
         "dropout_p": call.options.dropout,
         "is_causal": shortcut == "causal",
         "scale": call.factor,
         "enable_gqa": kv_heads < heads and not folded,
     }
-    return SDPACall(call, arguments, folded, seeing_BT, bad_BS)
+    return SDPACall(call, arguments, folded, seeing_BT)
 
 
 def infer_is_causal(rule: Rule, q_coords: Coordinates, k_coords: Coordinates) -> str | None:

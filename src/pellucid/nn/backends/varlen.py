@@ -55,6 +55,7 @@ def attend(call: AttentionInputs) -> Tensor:
     )
     q_pieces = _cut(call.q, plan.queries)
     k_pieces, v_pieces = _cut(call.k, plan.keys), _cut(call.v, plan.keys)
+    nonfinite = None if call.nonfinite is None else _cut(call.nonfinite, plan.keys)
     outs = []
     for piece, q in zip(plan.queries, q_pieces, strict=True):
         memory = plan.memory.get(piece.document) if piece.document else None
@@ -71,6 +72,7 @@ def attend(call: AttentionInputs) -> Tensor:
             v=_joined(v_pieces, memory).unsqueeze(0),
             q_coords=q_coords,
             k_coords=k_coords,
+            nonfinite=None if nonfinite is None else _joined(nonfinite, memory).unsqueeze(0),
         )
         prepared = sdpa.prepare(part)
         outs.append(prepared.finish(scaled_dot_product_attention(**prepared.arguments)).squeeze(0))
@@ -152,8 +154,8 @@ def _only_slots(plan: VarlenPlan, memory: tuple[int, ...]) -> tuple[int, int] | 
     return plan.keys[memory[0]].slots if len(memory) == 1 else None
 
 
-def _cut(x_BTNH: Tensor, pieces: list[VarlenSegment]) -> tuple[Tensor, ...]:
-    return x_BTNH.flatten(0, 1).split([piece.slots[1] - piece.slots[0] for piece in pieces])
+def _cut(x: Tensor, pieces: list[VarlenSegment]) -> tuple[Tensor, ...]:
+    return x.flatten(0, 1).split([piece.slots[1] - piece.slots[0] for piece in pieces])
 
 
 def _joined(pieces: tuple[Tensor, ...], indices: tuple[int, ...]) -> Tensor:

@@ -1,5 +1,4 @@
-"""Snapshots of what a module is and has: weights, flags, hooks and plain attributes, which a later moment is compared
-with."""
+"""The plain values that a module keeps in attributes of its own, of its classes and of the files that define them."""
 
 from __future__ import annotations
 
@@ -9,12 +8,13 @@ import random
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from types import FunctionType, ModuleType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from pellucid.audits.engine.state import Leaves, is_hooks
 
 _DEPTH = 6
 _LEAVES = 4000  # of one module tree: beyond them nothing is looked at
@@ -26,8 +26,6 @@ _INNER = frozenset(
     {"_parameters", "_buffers", "_modules", "training", "_non_persistent_buffers_set", "_c", "_concrete_type"}
 )
 
-Leaves = dict[str, Any]
-Kind = Literal["weights", "buffers", "training", "requires_grad", "hooks", "attributes"]
 
 _HOLDERS = (
     *(int, float, str, bytes, tuple, list, dict, set, deque, Tensor),
@@ -78,32 +76,6 @@ def _is_cache(value: object) -> bool:
     return isinstance(value, functools._lru_cache_wrapper)
 
 
-def hooks_of(module: nn.Module | None) -> dict[str, int]:
-    """How many hooks each part carries."""
-    counts = {}
-    for name, part in () if module is None else module.named_modules():
-        for key, value in vars(part).items():
-            if _is_hooks(key) and isinstance(value, dict) and value:
-                counts[f"{name or 'the module'}{key}"] = len(value)
-    return counts
-
-
-def _is_hooks(key: str) -> bool:
-    return "_hooks" in key and key.startswith("_")
-
-
-def changed(before: Leaves, after: Leaves) -> list[str]:
-    """The names that are new, gone or hold another value."""
-    return [name for name in {**before, **after} if before.get(name, _GONE) != after.get(name, _GONE)]
-
-
-class _Gone:
-    """Stands for a name that is not there."""
-
-
-_GONE = _Gone()
-
-
 def _attributes(part: nn.Module) -> Iterator[tuple[str, Any]]:
     for base in type(part).__mro__:
         if base.__module__.partition(".")[0] not in _FOREIGN:
@@ -115,7 +87,7 @@ def _attributes(part: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _is_own(key: str) -> bool:
-    return key not in _INNER and not _is_hooks(key)
+    return key not in _INNER and not is_hooks(key)
 
 
 def _is_state(key: str, value: object) -> bool:
@@ -193,52 +165,3 @@ def _of_tensor(tensor: Tensor) -> tuple[Any, ...]:
 
 def _digest(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """What a module is and has at one moment: copies, so that a later moment can be compared with it."""
-
-    weights: dict[str, Tensor]
-    buffers: dict[str, Tensor]
-    training: dict[str, bool]
-    requires_grad: dict[str, bool]
-    hooks: dict[str, int]
-    attributes: Leaves
-
-    @classmethod
-    def now(cls, module: nn.Module | None) -> Snapshot:
-        if module is None:
-            return cls({}, {}, {}, {}, {}, {})
-        return cls(
-            {name: weight.detach().clone() for name, weight in module.named_parameters()},
-            {name: buffer.detach().clone() for name, buffer in module.named_buffers()},
-            {name: part.training for name, part in module.named_modules()},
-            {name: weight.requires_grad for name, weight in module.named_parameters()},
-            hooks_of(module),
-            snapshot_attributes(module),
-        )
-
-    def diff(self, later: Snapshot, kind: Kind) -> list[str]:
-        """The names that differ in a later snapshot.
-
-        Of weights and buffers those known here that changed or are gone, of flags those that are in both, of hooks
-        those of which there are more, of attributes also those that are new or gone.
-        """
-        was, now = getattr(self, kind), getattr(later, kind)
-        match kind:
-            case "weights" | "buffers":
-                return [name for name, tensor in was.items() if not _same_tensor(tensor, now.get(name))]
-            case "hooks":
-                return [name for name, count in now.items() if count > was.get(name, 0)]
-            case "attributes":
-                return changed(was, now)
-        return [name for name, flag in was.items() if now.get(name, flag) != flag]
-
-
-def _same_tensor(before: Tensor, after: Tensor | None) -> bool:
-    if after is None or before.shape != after.shape or before.dtype != after.dtype:
-        return False
-    if before.is_floating_point():
-        return torch.equal(before.nan_to_num(), after.nan_to_num())
-    return torch.equal(before, after)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pellucid.batch import Batch
-from pellucid.errors import ShapeError
+from pellucid.errors import ShapeError, UnsupportedError, one_line
 from pellucid.probe import Probe
 
 ROUNDING = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -129,6 +130,46 @@ class TargetRun:
         return logits
 
 
+def deep_copy(run: TargetRun) -> TargetRun:
+    """The same target over a deep copy of its module.
+
+    Raises:
+        UnsupportedError: it has no module, cannot be copied, or cannot be called over a copy.
+    """
+    module = run.probe.module
+    if module is None:
+        raise UnsupportedError("it is not a module that could be copied")
+    try:
+        copied = TargetRun(run.probe.with_module(copy.deepcopy(module)), run.source)
+    except Exception as error:  # anybody's code
+        raise UnsupportedError(f"it cannot be copied: {one_line(error)}") from error
+    copied.dtype, copied.noise = run.dtype, run.noise
+    return copied
+
+
+def run_on(run: TargetRun, module: nn.Module) -> TargetRun:
+    """The same target over ``module``, which making a probe must not have asked anything yet.
+
+    Raises:
+        UnsupportedError: it cannot be called over another module.
+    """
+    own = vars(run.probe) if hasattr(run.probe, "__dict__") else {}
+    attributes = [name for name, value in own.items() if value is run.probe.module]
+    probe = copy.copy(run.probe) if attributes else run.probe.with_module(module)
+    for name in attributes:
+        setattr(probe, name, module)
+    copied = TargetRun(probe, run.source)
+    copied.dtype, copied.noise = run.dtype, run.noise
+    return copied
+
+
+def module_of(run: TargetRun) -> nn.Module:
+    """The module of a run that has one."""
+    module = run.probe.module
+    assert module is not None
+    return module
+
+
 def _key(batch: Batch) -> tuple[object, ...] | None:
     """What makes two requests the same; None where embeddings or targets are part of it."""
     if batch.inputs_embeds is not None or batch.target_mask is not None:
@@ -195,9 +236,8 @@ Gradients = dict[str, Tensor]
 
 def gradients(run: TargetRun, batch: Batch) -> tuple[Tensor, Gradients]:
     """``[B, T, V]`` logits, and what a fixed weighted sum over the real tokens gives each weight."""
-    named = weights_of(run)
-    logits = run.differentiable(batch)
-    total = (logits * directions(logits))[batch.token_mask.to(logits.device)].sum()
+    named, logits = weights_of(run), run.differentiable(batch)
+    total = weighted_sum(logits, batch)
     if not named or not total.requires_grad:
         return logits.detach().cpu(), {}
     return logits.detach().cpu(), gradients_of(total, named)
@@ -214,7 +254,7 @@ def embedding_gradient(run: TargetRun, batch: Batch) -> Tensor | None:
     """``[B, T, D]``: what the same weighted sum over the real tokens gives their embeddings."""
     embeddings_BTD = run.embed(batch).requires_grad_()
     logits = run.differentiable(batch.replace(inputs_embeds=embeddings_BTD))
-    (logits * directions(logits))[batch.token_mask.to(logits.device)].sum().backward(inputs=[embeddings_BTD])
+    weighted_sum(logits, batch).backward(inputs=[embeddings_BTD])
     return embeddings_BTD.grad
 
 
@@ -246,6 +286,11 @@ def first_difference(run: TargetRun, want: Gradients, got: Gradients) -> tuple[s
 def first_not_finite(found: Gradients) -> str | None:
     """The first weight whose gradient is not finite."""
     return next((name for name, grad in found.items() if not bool(grad.isfinite().all())), None)
+
+
+def weighted_sum(logits: Tensor, batch: Batch) -> Tensor:
+    """A fixed weighted sum over the real tokens."""
+    return (logits * directions(logits))[batch.token_mask.to(logits.device)].sum()
 
 
 def directions(logits_BTV: Tensor) -> Tensor:

@@ -1,73 +1,16 @@
-"""Copies of a target that may be changed, and dropout switched off or up in them."""
+"""Where a module holds probabilities to drop something, and dropout switched off or up in it."""
 
 from __future__ import annotations
 
-import copy
-import random
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
-from pellucid.audits.engine.deviation import TargetRun
-from pellucid.errors import UnsupportedError, one_line
-
 _NESTED = 3  # how deep configurations are looked through for probabilities
-
-
-def deep_copy(run: TargetRun) -> TargetRun:
-    """The same target over a deep copy of its module.
-
-    Raises:
-        UnsupportedError: it has no module, cannot be copied, or cannot be called over a copy.
-    """
-    module = run.probe.module
-    if module is None:
-        raise UnsupportedError("it is not a module that could be copied")
-    try:
-        copied = TargetRun(run.probe.with_module(copy.deepcopy(module)), run.source)
-    except Exception as error:  # anybody's code
-        raise UnsupportedError(f"it cannot be copied: {one_line(error)}") from error
-    copied.dtype, copied.noise = run.dtype, run.noise
-    return copied
-
-
-def shallow_weight_copy(module: object) -> nn.Module | None:
-    """A copy that shares the weights and nothing else, so that it stays what it is now; None where none can be made."""
-    if not isinstance(module, nn.Module):
-        return None
-    try:
-        return copy.deepcopy(module, {id(weight): weight for weight in module.parameters()})
-    except Exception:  # noqa: BLE001 (anybody's code)
-        return None
-
-
-def run_on(run: TargetRun, module: nn.Module) -> TargetRun:
-    """The same target over ``module``, which making a probe must not have asked anything yet.
-
-    Raises:
-        UnsupportedError: it cannot be called over another module.
-    """
-    own = vars(run.probe) if hasattr(run.probe, "__dict__") else {}
-    attributes = [name for name, value in own.items() if value is run.probe.module]
-    probe = copy.copy(run.probe) if attributes else run.probe.with_module(module)
-    for name in attributes:
-        setattr(probe, name, module)
-    copied = TargetRun(probe, run.source)
-    copied.dtype, copied.noise = run.dtype, run.noise
-    return copied
-
-
-def module_of(run: TargetRun) -> nn.Module:
-    """The module of a run that has one."""
-    module = run.probe.module
-    assert module is not None
-    return module
 
 
 @dataclass(frozen=True)
@@ -148,11 +91,11 @@ def _in_configuration(value: object, path: str, depth: int, seen: set[int]) -> I
         yield from _in_configuration(inner, f"{path}.{key}", depth - 1, seen)
 
 
-def set_dropout(module: nn.Module, probability: Callable[[Probability], float]) -> int:
+def set_dropout(module: nn.Module, probability: float) -> int:
     """Set every probability to drop; how many there are."""
     places = probabilities(module)
     for place in places:
-        place.set(probability(place))
+        place.set(probability)
     return len(places)
 
 
@@ -171,11 +114,3 @@ class NoDropout(TorchFunctionMode):
         if "dropout" in name and name != "native_dropout" and (args or "input" in named):
             return args[0] if args else named["input"]
         return func(*args, **named)
-
-
-def reseeded(seed: int) -> None:
-    """Other random numbers from every generator that a model is likely to use."""
-    torch.manual_seed(seed)
-    random.seed(seed)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(seed)
