@@ -87,8 +87,8 @@ def load(
         dtype: One of :data:`~pellucid.checkpoints.weights.DTYPES` or its name. Weights are cast to it, but those of
             routers never below float32; the report says which.
         check: ``"digests"`` also hashes the weights, and ``"witness"`` also runs the contract's probes (see
-            :mod:`~pellucid.checkpoints.loading` for the cost). At ``"headers"``, weights that were changed under headers
-            that still fit are loaded as they are.
+            :mod:`~pellucid.checkpoints.loading` for the cost). At ``"headers"``, weights that were changed under
+            headers that still fit are loaded as they are.
 
     Raises:
         LoadError: a tensor is missing, surplus, or of another shape or dtype; ``error.report`` names all.
