@@ -12,17 +12,15 @@ import numpy as np
 
 from pellucid.data import objectives as data
 from pellucid.data.corpus import Corpus, open_corpus, split_of
-from pellucid.data.examples import Examples
-from pellucid.data.load_examples import open_examples
+from pellucid.data.examples import Examples, TokenStore
 from pellucid.data.loader import Loader
 from pellucid.data.packing import concat_ranges
 from pellucid.data.records import Record, holds_records, read_records
-from pellucid.data.schemas import RecordSchema, texts_in
-from pellucid.data.token_store import TokenStore
+from pellucid.data.schemas import RecordSchema, open_examples
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.training import objectives
 from pellucid.training.config import TrainConfig
-from pellucid.training.objective_builder import form_of, objective_of, text_fields
+from pellucid.training.objective_builder import objective_of, schema_of, text_fields
 from pellucid.training.objectives import reads_text
 
 Sides = tuple[Corpus, Corpus]
@@ -34,8 +32,8 @@ def training_texts(config: TrainConfig, train: Corpus) -> Iterator[str]:
     if reads_text(config.objective):
         yield from (document.text for document in train.documents("train"))
         return
-    form = form_of(config.objective)
-    fields = [field for field in form.fields if field in text_fields(config.objective)]
+    schema = schema_of(config.objective)
+    fields = [field for field in schema.fields if field in text_fields(config.objective)]
 
     def wanted(name: str) -> bool:
         return config.data.heldout_source is not None or split_of(name, config.data.heldout_fraction) == "train"
@@ -58,7 +56,7 @@ class RunDatasets:
     def train(self) -> Examples:
         """The examples that are learnt; there are none where the objective learns from text."""
         split = "train" if self.config.data.heldout_source is None else "all"
-        return self._examples(self.config.data.source, split, form_of(self.config.objective))
+        return self._examples(self.config.data.source, split, schema_of(self.config.objective))
 
     @cached_property
     def heldout(self) -> TokenStore | Examples:
@@ -66,20 +64,20 @@ class RunDatasets:
         settings = self.config.data
         if reads_text(self.config.objective):
             return TokenStore.from_corpus(self.sides[1], self.tokenizer, "heldout", ends=self._ends)
-        form = form_of(self.config.objective, self.train.classes)
+        schema = schema_of(self.config.objective, self.train.label_names)
         if settings.heldout_source is None:
-            return self._examples(settings.source, "heldout", form)
-        return self._examples(settings.heldout_source, "all", form)
+            return self._examples(settings.source, "heldout", schema)
+        return self._examples(settings.heldout_source, "all", schema)
 
     @property
-    def classes(self) -> tuple[str, ...]:
+    def label_names(self) -> tuple[str, ...]:
         """The names of the classes, in order; nothing where there are none."""
-        return () if reads_text(self.config.objective) else self.train.classes
+        return () if reads_text(self.config.objective) else self.train.label_names
 
     @cached_property
     def objective(self) -> data.Objective:
         """What turns rows into questions."""
-        return objective_of(self.config, self.tokenizer, self.classes)
+        return objective_of(self.config, self.tokenizer, self.label_names)
 
     def loader(self) -> Loader:
         """The endless stream of training batches."""
@@ -89,7 +87,7 @@ class RunDatasets:
         return Loader(self.train, **settings)
 
     def heldout_loader(self, most: int | None) -> Loader:
-        """Held-out rows to go through once: of ``most`` documents (None: all), always the same, with the same dice."""
+        """Held-out rows to go through once: of ``most`` documents (None: all), always the same, masked alike."""
         rows = max(self.config.evaluation.batch_tokens // self.config.data.max_length, 1)
         if isinstance(self.config.objective, objectives.ContrastiveConfig):
             rows = self.config.batch_size  # a text is told from those of its batch: as many as in training
@@ -118,9 +116,9 @@ class RunDatasets:
             "objective": self.objective,
         }
 
-    def _examples(self, source: Any, split: str, form: RecordSchema) -> Examples:
+    def _examples(self, source: Any, split: str, schema: RecordSchema) -> Examples:
         settings = self.config.data
-        found = open_examples(source, form, self.tokenizer, split=split, heldout_share=settings.heldout_fraction)
+        found = open_examples(source, schema, self.tokenizer, split=split, heldout_fraction=settings.heldout_fraction)
         if not found.whole:
             return found
         lengths = [("data.max_length", settings.max_length // found.together, found.store)]
@@ -134,7 +132,7 @@ class RunDatasets:
 
 def _texts(record: Record, field: str) -> list[str]:
     value = record.values[field]
-    return texts_in(record, field) if isinstance(value, list | tuple) else [record.text(field)]
+    return record.texts(field) if isinstance(value, list | tuple) else [record.text(field)]
 
 
 # ---- the same few documents, whenever they are asked for
@@ -174,9 +172,11 @@ def open_data(config: TrainConfig) -> Sides:
     """The corpora whose ``train`` and ``heldout`` sides are used."""
     settings = config.data
     if settings.heldout_source is None:
-        corpus = open_corpus(settings.source, text_field=settings.text_field, heldout_share=settings.heldout_fraction)
+        corpus = open_corpus(
+            settings.source, text_field=settings.text_field, heldout_fraction=settings.heldout_fraction
+        )
         return corpus, corpus
     return (
-        open_corpus(settings.source, text_field=settings.text_field, heldout_share=0.0),
-        open_corpus(settings.heldout_source, text_field=settings.text_field, heldout_share=1.0),
+        open_corpus(settings.source, text_field=settings.text_field, heldout_fraction=0.0),
+        open_corpus(settings.heldout_source, text_field=settings.text_field, heldout_fraction=1.0),
     )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
+from pellucid.configfile import Config
 from pellucid.data import objectives as data
 from pellucid.data.schemas import (
     ClassificationSchema,
@@ -15,8 +17,8 @@ from pellucid.data.schemas import (
     SimilarityPairSchema,
     TokenClassificationSchema,
 )
-from pellucid.data.special_tokens import MASK, sentinels
 from pellucid.data.tokenizer import Tokenizer
+from pellucid.data.vocabulary import MASK, sentinels
 from pellucid.errors import ConfigError
 from pellucid.training import objectives
 from pellucid.training.config import TrainConfig
@@ -50,11 +52,16 @@ def corrupted_lengths(word: objectives.SpanCorruptionConfig, length: int) -> tup
 
 def _counts(word: objectives.SpanCorruptionConfig, length: int) -> Iterator[tuple[int, int]]:
     """For documents of 1 … ``length`` tokens, how many are cut out and in how many spans."""
-    probe = data.SpanCorruption((), -1, -1, share=word.noise_density, mean_span=word.mean_noise_span_length)
+    probe = data.SpanCorruption((), -1, -1, **_arguments(word))
     return map(probe.counts, range(1, length + 1))
 
 
-def objective_of(config: TrainConfig, tokenizer: Tokenizer, classes: tuple[str, ...]) -> data.Objective:
+def _arguments(word: Config) -> dict[str, Any]:
+    """What a config and the part of ``data`` that it describes have in common, under the same names."""
+    return word.model_dump(exclude={"kind", "num_sentinels", "whole_word_mask", "prefix_fraction"})
+
+
+def objective_of(config: TrainConfig, tokenizer: Tokenizer, label_names: tuple[str, ...]) -> data.Objective:
     """The objective that ``config`` names, for the ids of ``tokenizer``."""
     word = config.objective
     match word:
@@ -69,15 +76,14 @@ def objective_of(config: TrainConfig, tokenizer: Tokenizer, classes: tuple[str, 
             return data.SequenceToSequence(tokenizer.bos_id)
         case objectives.ClassificationConfig() | objectives.TokenClassificationConfig():
             labels = config.model.head.num_labels  # type: ignore[union-attr]
-            if len(classes) != labels:
-                named = ", ".join(map(repr, classes[:5])) + (", …" if len(classes) > 5 else "")
+            if len(label_names) != labels:
+                named = ", ".join(map(repr, label_names[:5])) + (", …" if len(label_names) > 5 else "")
                 raise ConfigError(
-                    f"the examples have {len(classes)} classes ({named}), but model.head.num_labels is {labels}; "
-                    f"set it to {len(classes)}, or name the classes in objective.classes"
+                    f"the examples have {len(label_names)} classes ({named}), but model.head.num_labels is {labels}; "
+                    f"set it to {len(label_names)}, or name the classes in objective.label_names"
                 )
-            return (data.Classification if isinstance(word, objectives.ClassificationConfig) else data.TokenLabelling)(
-                labels
-            )
+            by_token = isinstance(word, objectives.TokenClassificationConfig)
+            return (data.TokenClassification if by_token else data.Classification)(labels)
         case objectives.RegressionConfig():
             return data.Regression(config.model.head.num_outputs)  # type: ignore[union-attr]
         case objectives.QuestionAnsweringConfig():
@@ -96,10 +102,8 @@ def _masked(word: objectives.MaskedLMConfig, tokenizer: Tokenizer) -> data.Objec
         mask_id=tokenizer.mask_id,
         vocab_size=tokenizer.vocab_size,
         special_ids=tuple(tokenizer.special_ids.values()),
-        share=word.mlm_probability,
-        keep=word.keep_original_prob,
-        random=word.random_replace_prob,
         word_starts=tokenizer.word_starts if word.whole_word_mask else None,
+        **_arguments(word),
     )
 
 
@@ -112,31 +116,26 @@ def _corrupted(config: TrainConfig, word: objectives.SpanCorruptionConfig, token
         )
     if tokenizer.eos_id is None or tokenizer.bos_id is None:
         raise ConfigError("objective 'span_corruption' needs begin and end tokens, which the tokenizer lacks")
-    return data.SpanCorruption(
-        have[:need], tokenizer.eos_id, tokenizer.bos_id, share=word.noise_density, mean_span=word.mean_noise_span_length
-    )
+    return data.SpanCorruption(have[:need], tokenizer.eos_id, tokenizer.bos_id, **_arguments(word))
 
 
-def form_of(objective: objectives.AnyObjective, classes: tuple[str, ...] = ()) -> RecordSchema:
-    """What the records of ``objective`` hold; ``classes`` where they are known from elsewhere."""
-    match objective:
-        case objectives.PrefixLMConfig(prompt=str() as prompt, completion=str() as completion):
-            return PromptCompletionSchema(prompt, completion)
-        case objectives.Seq2SeqConfig():
-            return Seq2SeqSchema(objective.source, objective.target)
-        case objectives.ClassificationConfig():
-            return ClassificationSchema(
-                objective.text, objective.label, objective.text_pair, objective.classes or classes
-            )
-        case objectives.RegressionConfig():
-            return RegressionSchema(objective.text, objective.score, objective.text_pair)
-        case objectives.TokenClassificationConfig():
-            return TokenClassificationSchema(objective.words, objective.tags, objective.classes or classes)
-        case objectives.QuestionAnsweringConfig():
-            return QuestionAnsweringSchema(objective.question, objective.text, objective.start, objective.end)
-        case objectives.ContrastiveConfig():
-            return SimilarityPairSchema(objective.first, objective.second)
-    raise AssertionError(f"{objective.kind} learns from text")
+_SCHEMAS: dict[type[Config], type[RecordSchema]] = {
+    objectives.PrefixLMConfig: PromptCompletionSchema,
+    objectives.Seq2SeqConfig: Seq2SeqSchema,
+    objectives.ClassificationConfig: ClassificationSchema,
+    objectives.RegressionConfig: RegressionSchema,
+    objectives.TokenClassificationConfig: TokenClassificationSchema,
+    objectives.QuestionAnsweringConfig: QuestionAnsweringSchema,
+    objectives.ContrastiveConfig: SimilarityPairSchema,
+}
+
+
+def schema_of(objective: objectives.AnyObjective, label_names: tuple[str, ...] = ()) -> RecordSchema:
+    """What the records of ``objective`` hold; ``label_names`` where they are known from elsewhere."""
+    arguments = _arguments(objective)
+    if not arguments.get("label_names", True):
+        arguments["label_names"] = label_names
+    return _SCHEMAS[type(objective)](**arguments)
 
 
 def text_fields(objective: objectives.AnyObjective) -> set[str | None]:

@@ -49,7 +49,7 @@ class RunComponents:
     """The held-out documents of validations on the way, where these are in bits per byte."""
     evaluator: Evaluator | None
     """How validations go of any other objective than the next token."""
-    classes: tuple[str, ...]
+    label_names: tuple[str, ...]
     """The names of the classes, in order, where something is classified."""
     tokenizer: Tokenizer
     loader: Loader
@@ -86,9 +86,9 @@ def prepare(config: TrainConfig, run: RunFolder, last: Path | None, warn: Callab
         "data": data,
         "tokenizer": tokenizer.digest(),
     }
-    classes = datasets.classes
+    label_names = datasets.label_names
     return RunComponents(
-        heldout, sample, evaluator, classes, tokenizer, loader, model, optimizers, trainer_state, facts
+        heldout, sample, evaluator, label_names, tokenizer, loader, model, optimizers, trainer_state, facts
     )
 
 
