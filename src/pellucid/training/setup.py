@@ -16,9 +16,8 @@ from pellucid.data.corpus import Corpus, Document
 from pellucid.data.loader import Loader
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import CheckpointError, ConfigError
-from pellucid.models.architectures import EncoderDecoder
 from pellucid.models.build import build, why_unusable
-from pellucid.models.model import Model
+from pellucid.models.model import EncoderDecoder, Model
 from pellucid.training import state
 from pellucid.training.config import TrainConfig
 from pellucid.training.datasets import RunDatasets, open_data, training_texts
