@@ -8,8 +8,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pellucid.checkpoints import store
-from pellucid.checkpoints.folder import open_folder
+from pellucid.checkpoints.loading import TOKENIZER, open_folder
 from pellucid.checkpoints.verify import verify
 from pellucid.configfile import Config
 from pellucid.configfile.yaml import yaml_repr
@@ -103,8 +102,8 @@ def examine(path: Path) -> state.TrainerState:
     found = verify(path, "digests")
     if found.problem:
         raise CheckpointError(found.problem)
-    if not (path / store.TOKENIZER).is_file():
-        raise CheckpointError(f"{path} has no {store.TOKENIZER}, so it is not a run's checkpoint")
+    if not (path / TOKENIZER).is_file():
+        raise CheckpointError(f"{path} has no {TOKENIZER}, so it is not a run's checkpoint")
     trainer_state = state.read_trainer_state(path / state.FOLDER)
     if path.name != step_name(trainer_state.step):
         raise CheckpointError(f"{path} holds the state of step {trainer_state.step}; it was put together from two")

@@ -20,15 +20,16 @@ from typing import Any
 
 import torch
 
-from pellucid.checkpoints import store
 from pellucid.checkpoints.files import (
+    INSIDE,
+    STEP,
     cannot_write,
     discard_folder,
     discard_unfinished,
-    new_folder,
+    read_pointer,
     write_text,
 )
-from pellucid.checkpoints.folder import INSIDE, STEP, read_pointer
+from pellucid.checkpoints.saving import Proof, save
 from pellucid.configfile import to_yaml
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import CheckpointError, ConfigError, RunError
@@ -183,17 +184,21 @@ class RunFolder:
         tokenizer: Tokenizer,
         trainer_state: state.TrainerState,
         optimizers: OptimizerSet,
-        classes: tuple[str, ...] = (),
+        label_names: tuple[str, ...] = (),
         *,
-        prove: store.Proof = "witness",
+        prove: Proof = "witness",
     ) -> Path:
         """Complete ``checkpoints/step-N``, then point ``last`` to it; ``prove`` as for ``checkpoints.save``."""
         target = self.checkpoints / step_name(trainer_state.step)
         self._sync_metrics()
-        with new_folder(target) as folder:
-            state.save_state(folder / state.FOLDER, trainer_state, optimizers)
-            # its contract comes last: without it nothing is a model
-            store.write(folder, model, tokenizer=tokenizer, classes=classes, prove=prove)
+        save(
+            target,
+            model,
+            tokenizer=tokenizer,
+            label_names=label_names,
+            prove=prove,
+            write_more=lambda folder: state.save_state(folder / state.FOLDER, trainer_state, optimizers),
+        )
         write_text(self.path / "last", target.name + "\n")
         return target
 

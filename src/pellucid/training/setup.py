@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from pellucid.checkpoints import store
+from pellucid.checkpoints.loading import TOKENIZER, load
 from pellucid.data.corpus import Corpus, Document
 from pellucid.data.loader import Loader
 from pellucid.data.tokenizer import Tokenizer
@@ -65,7 +65,7 @@ def prepare(config: TrainConfig, run: RunFolder, last: Path | None, warn: Callab
     sides = train, heldout = open_data(config)
     by_bytes = isinstance(config.objective, CausalLMConfig)
     sample = draw(heldout, config.evaluation.num_documents) if by_bytes else []
-    tokenizer = make_tokenizer(config, train) if last is None else Tokenizer.load(last / store.TOKENIZER)
+    tokenizer = make_tokenizer(config, train) if last is None else Tokenizer.load(last / TOKENIZER)
     _check_fit(config, tokenizer)
     datasets = RunDatasets(config, sides, tokenizer, warn)
     loader = datasets.loader()
@@ -108,7 +108,7 @@ def refuse_missing_device(name: str) -> None:
 
 def restore_checkpoint(last: Path, model: Model, loader: Loader, optimizers: OptimizerSet) -> state.TrainerState:
     """Put model, loader, optimizers and random generators back to where ``last``, which is whole, was saved."""
-    stored, own = store.load(last).model.state_dict(), model.state_dict()
+    stored, own = load(last).model.state_dict(), model.state_dict()
     if odd := next((name for name in own if stored[name].dtype != own[name].dtype), None):
         raise CheckpointError(
             f"{last} holds {odd} as {stored[odd].dtype} but a run's weights are {own[odd].dtype}; "
