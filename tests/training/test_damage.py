@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from helpers.small_run import assert_same, files, resigned, small_config, small_words, warned
 from pellucid.checkpoints import store
 from pellucid.errors import CheckpointError
-from pellucid.training.events import Event, Finished, Resumed, Stepped
 from pellucid.training.loop import train
+from pellucid.training.results import Event, Finished, Resumed, Stepped
 
 LAST = "checkpoints/step-00000006"
 
