@@ -8,7 +8,7 @@ import pytest
 
 from helpers.small_jobs import LAYERS, RUN, examples, job
 from helpers.small_run import StopAt, assert_same, warned
-from pellucid.checkpoints.label_names import read_label_names
+from pellucid.checkpoints.loading import read_label_names
 from pellucid.configfile import to_yaml
 from pellucid.data.special_tokens import MASK, sentinels
 from pellucid.data.tokenizer import Tokenizer

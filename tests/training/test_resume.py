@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from helpers.small_run import small_words
-from pellucid.checkpoints import store
+from pellucid.checkpoints.loading import load
 from pellucid.errors import ConfigError, RunError, StorageError
 from pellucid.training import run_folder
 from pellucid.training.config import TrainConfig
@@ -63,7 +63,7 @@ def test_the_same_command_again_goes_on(tmp_path: Path, words: dict[str, Any]) -
     assert isinstance(events[1], Prepared)
     assert [e.step for e in events if isinstance(e, Stepped)] == [3, 4]
     assert result.validation == straight.validation
-    a, b = (store.load(r.checkpoint).model.state_dict() for r in (straight, result))
+    a, b = (load(r.checkpoint).model.state_dict() for r in (straight, result))
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
@@ -180,7 +180,7 @@ def test_when_it_was_begun_and_taken_up_is_noted(tmp_path: Path, words: dict[str
     environment = json.loads((tmp_path / "run" / "environment.json").read_text())
     assert [session["step"] for session in environment["sessions"]] == [0, 2]
     assert all(session["at"].endswith("+00:00") for session in environment["sessions"])
-    assert environment["parameters"] == sum(p.numel() for p in store.load(result.checkpoint).model.parameters())
+    assert environment["parameters"] == sum(p.numel() for p in load(result.checkpoint).model.parameters())
     assert environment["seed"] == 0
     assert set(environment["data"]) == {"train", "heldout", "tokens", "files"}
     digest = hashlib.sha256((tmp_path / "3.txt").read_bytes()).hexdigest()[:16]

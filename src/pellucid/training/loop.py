@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from pellucid.checkpoints import store
+from pellucid.checkpoints.saving import Proof, add_witness
 from pellucid.data.corpus import Document
 from pellucid.data.loader import Prefetcher
 from pellucid.errors import ArgumentError, CheckpointError, StorageError
@@ -255,10 +255,10 @@ class Trainer:
         try:
             if last is not None and last.name == step_name(state.step):
                 if self.stopping:
-                    store.add_witness(last, components.model, components.tokenizer)
+                    add_witness(last, components.model, components.tokenizer)
                 return last
             state.minutes, state.loader = self.minutes, components.loader.state_dict()
-            prove: store.Proof = "witness" if last is None or self.stopping else "digests"
+            prove: Proof = "witness" if last is None or self.stopping else "digests"
             self.last_checkpoint = last = self.folder.save(
                 components.model,
                 components.tokenizer,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pellucid.batch import Batch
 from pellucid.nn.moe import LoadBalanceStats, Router, SigmoidRouter
@@ -35,25 +35,17 @@ class StepRouting:
     """
 
     def __init__(
-        self, model: nn.Module, micro_batches: Sequence[Batch], load_balancing: LoadBalancingConfig | None
+        self,
+        routers: tuple[Sequence[Router], Sequence[Router]],
+        micro_batches: Sequence[Batch],
+        load_balancing: LoadBalancingConfig | None,
     ) -> None:
-        self.routers = routers(model)
+        """``routers``: those of an encoder, and those of the model's own layers."""
+        self.routers = [*routers[0], *routers[1]]
         self.load_balancing = load_balancing
         self._sums: list[LoadBalanceStats | None] = [None] * len(self.routers)
-        encoder = getattr(model, "encoder", None)
-        read = len(routers(encoder)) if isinstance(encoder, nn.Module) else 0
-        self._tokens = [
-            sum(_tokens(batch.source if layer < read else batch) for batch in micro_batches)
-            for layer in range(len(self.routers))
-        ]
-
-    def __bool__(self) -> bool:
-        return bool(self.routers)
-
-    @property
-    def all_tokens_matter(self) -> bool:
-        """Whether a micro-batch without a label still has something to say."""
-        return bool(self.routers) and self.load_balancing is not None
+        read, own = (sum(map(_tokens, side)) for side in ([b.source for b in micro_batches], micro_batches))
+        self._tokens = [read] * len(routers[0]) + [own] * len(routers[1])
 
     def add(self, found: Sequence[LoadBalanceStats]) -> Tensor | float:
         """Note what a micro-batch routed; returns its part of the step's loss."""
@@ -95,14 +87,6 @@ class StepRouting:
             ]
         )
         return RoutingStats(*numbers.tolist())
-
-
-def routers(model: nn.Module) -> list[Router]:
-    """The router of each layer that routes, an encoder's first: in the order of ``Output.routing``."""
-    encoder = getattr(model, "encoder", None)
-    found = routers(encoder) if isinstance(encoder, nn.Module) else []
-    layers = getattr(model, "layers", ())
-    return found + [layer.ffn.router for layer in layers if getattr(layer.ffn, "routes", False)]
 
 
 def _tokens(batch: Batch | None) -> int:

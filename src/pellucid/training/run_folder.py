@@ -18,9 +18,16 @@ from pathlib import Path
 
 import torch
 
-from pellucid.checkpoints import store
-from pellucid.checkpoints.files import cannot_write, discard_folder, discard_unfinished, new_folder, write_text
-from pellucid.checkpoints.folder import INSIDE, STEP, read_pointer
+from pellucid.checkpoints.files import (
+    INSIDE,
+    STEP,
+    cannot_write,
+    discard_folder,
+    discard_unfinished,
+    read_pointer,
+    write_text,
+)
+from pellucid.checkpoints.saving import Proof, save
 from pellucid.configfile import to_yaml
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import ArgumentError, CheckpointError, RunError
@@ -163,9 +170,9 @@ class RunFolder:
         tokenizer: Tokenizer,
         trainer_state: state.TrainerState,
         optimizers: OptimizerSet,
-        classes: tuple[str, ...] = (),
+        label_names: tuple[str, ...] = (),
         *,
-        prove: store.Proof = "witness",
+        prove: Proof = "witness",
     ) -> Path:
         """Complete ``checkpoints/step-N``, then point ``last`` to it; ``prove`` as for ``checkpoints.save``."""
         target = self.checkpoints / step_name(trainer_state.step)
@@ -174,10 +181,14 @@ class RunFolder:
                 os.fsync(file.fileno())
         except OSError as error:
             raise CheckpointError(cannot_write(self.metrics, error)) from error
-        with new_folder(target) as folder:
-            state.save_state(folder / state.FOLDER, trainer_state, optimizers)
-            # its contract comes last: without it nothing is a model
-            store.write(folder, model, tokenizer=tokenizer, classes=classes, prove=prove)
+        save(
+            target,
+            model,
+            tokenizer=tokenizer,
+            label_names=label_names,
+            prove=prove,
+            write_more=lambda folder: state.save_state(folder / state.FOLDER, trainer_state, optimizers),
+        )
         self._point("last", target)
         return target
 

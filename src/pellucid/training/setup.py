@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from pellucid.checkpoints import store
-from pellucid.checkpoints.folder import open_folder
+from pellucid.checkpoints.loading import TOKENIZER, load, open_folder
 from pellucid.checkpoints.verify import verify
 from pellucid.configfile.model import config_diff, format_differences, format_value
 from pellucid.data.corpus import Corpus, Document
@@ -73,7 +72,7 @@ def prepare(config: TrainConfig, run: RunFolder, last: Path | None, warn: Callab
     sides = train, heldout = open_data(config)
     by_bytes = isinstance(config.objective, CausalLMConfig)
     sample = draw(heldout, config.evaluation.num_documents) if by_bytes else []
-    tokenizer = make_tokenizer(config, train) if last is None else Tokenizer.load(last / store.TOKENIZER)
+    tokenizer = make_tokenizer(config, train) if last is None else Tokenizer.load(last / TOKENIZER)
     _check_tokenizer(config, tokenizer)
     datasets = RunDatasets(config, sides, tokenizer, warn)
     loader = datasets.loader()
@@ -117,7 +116,7 @@ def refuse_missing_device(name: str) -> None:
 
 def restore_checkpoint(last: Path, model: Model, loader: Loader, optimizers: OptimizerSet) -> state.TrainerState:
     """Restore model, loader, optimizers and random generators from ``last``, which is whole."""
-    stored, own = store.load(last).model.state_dict(), model.state_dict()
+    stored, own = load(last).model.state_dict(), model.state_dict()
     if odd := next((name for name in own if stored[name].dtype != own[name].dtype), None):
         raise CheckpointError(
             f"{last} holds {odd} as {stored[odd].dtype} but a run's weights are {own[odd].dtype}; "
@@ -258,8 +257,8 @@ def examine(path: Path) -> state.TrainerState:
     found = verify(path, "digests")
     if found.problem:
         raise CheckpointError(found.problem)
-    if not (path / store.TOKENIZER).is_file():
-        raise CheckpointError(f"{path} has no {store.TOKENIZER}, so it is not a run's checkpoint")
+    if not (path / TOKENIZER).is_file():
+        raise CheckpointError(f"{path} has no {TOKENIZER}, so it is not a run's checkpoint")
     trainer_state = state.read_trainer_state(path / state.FOLDER)
     if path.name != step_name(trainer_state.step):
         raise CheckpointError(f"{path} holds the state of step {trainer_state.step}; it was put together from two")

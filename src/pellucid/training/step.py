@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from pellucid.batch import Batch
 from pellucid.errors import CheckpointError, ShapeError, TrainingError
+from pellucid.nn.moe import Router
 from pellucid.training.config import LoadBalancingConfig, LRSchedulerConfig, TrainConfig
 from pellucid.training.environment import Precision
 from pellucid.training.routing import RoutingStats, StepRouting
@@ -60,22 +61,23 @@ def train_step(
 
     What is counted, labels or documents, is known on the host beforehand, so each micro-batch's share of the gradient
     is right when it is added, however unevenly they are filled. With nothing to learn from, nothing changes. A loss or
-    a gradient that is not finite raises before any weight is touched. :mod:`~pellucid.training.step` says what
-    ``load_balancing`` adds.
+    a gradient that is not finite raises before any weight is changed. :class:`~pellucid.training.routing.StepRouting`
+    describes what ``load_balancing`` adds.
     """
     count = sum(num_targets(batch) for batch in micro_batches)
     optimizers.zero_grad()
     if not count:
         return TrainStepResult(0.0, 0, 0.0, optimizers.learning_rate)
-    routing = StepRouting(model, micro_batches, load_balancing)
+    found = routers(getattr(model, "encoder", None)), routers(model)
+    routing = StepRouting(found, micro_batches, load_balancing) if any(found) else None
     totals = []
     for batch in micro_batches:
-        if num_targets(batch) or routing.all_tokens_matter:
+        if num_targets(batch) or (routing and load_balancing):  # a token without a label is routed too
             with autocast(precision, batch.tokens.device):
                 output = model(batch, want="loss")
             loss = output.loss
-            aside = routing.add(output.routing) if routing else 0.0
-            (loss.total / count + aside).backward()
+            balance_loss = routing.add(output.routing) if routing else 0.0
+            (loss.total / count + balance_loss).backward()
             totals.append(torch.stack([loss.total.detach().double(), loss.count.double()]))
     gradients = [p.grad for p in optimizers.parameters if p.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients)
@@ -85,8 +87,15 @@ def train_step(
     if max_grad_norm is not None:
         torch.nn.utils.clip_grads_with_norm_(optimizers.parameters, max_grad_norm, norm)
     optimizers.step()
-    routing.update_expert_bias()
-    return TrainStepResult(total, count, grad_norm, optimizers.learning_rate, routing.stats())
+    if routing:
+        routing.update_expert_bias()
+    stats = routing.stats() if routing else None
+    return TrainStepResult(total, count, grad_norm, optimizers.learning_rate, stats)
+
+
+def routers(stack: nn.Module | None) -> list[Router]:
+    """The router of each layer of ``stack`` that routes."""
+    return [layer.ffn.router for layer in getattr(stack, "layers", ()) if getattr(layer.ffn, "routes", False)]
 
 
 def autocast(precision: Precision, device: torch.device | str) -> torch.autocast:
