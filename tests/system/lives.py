@@ -23,7 +23,7 @@ import torch
 from pellucid.checkpoints import files, load, saving
 from pellucid.data.loader import Loader
 from pellucid.errors import InputError
-from pellucid.models.architectures import Decoder
+from pellucid.models.model import Decoder
 from pellucid.training import TrainConfig, state, train
 from pellucid.training.results import Event, Prepared
 from pellucid.training.step import OptimizerSet

@@ -21,7 +21,7 @@ from pellucid.checkpoints.weights import WEIGHTS
 from pellucid.configfile import to_yaml
 from pellucid.data.corpus import open_corpus
 from pellucid.errors import CheckpointError, ConfigError, DataError, InputError, RunError, StorageError, TrainingError
-from pellucid.models.architectures import Decoder
+from pellucid.models.model import Decoder
 from pellucid.training import loop, setup
 from pellucid.training import run_folder as run_folder_module
 from pellucid.training.config import TrainConfig

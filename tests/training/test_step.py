@@ -11,9 +11,9 @@ from torch import nn
 from pellucid.batch import IGNORED, Batch
 from pellucid.data.objectives import causal
 from pellucid.errors import ShapeError, TrainingError
-from pellucid.models.architectures import Decoder
 from pellucid.models.build import build
 from pellucid.models.config import ModelConfig
+from pellucid.models.model import Decoder
 from pellucid.nn.losses import Loss
 from pellucid.training.config import AdamWConfig, MuonConfig
 from pellucid.training.optim import make_optimizers

@@ -22,9 +22,8 @@ from pellucid.data.loader import Loader
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import CheckpointError, ConfigError, InputError, RunError
 from pellucid.messages import join_some
-from pellucid.models.architectures import EncoderDecoder
 from pellucid.models.build import build, why_unusable
-from pellucid.models.model import Model
+from pellucid.models.model import EncoderDecoder, Model
 from pellucid.training import state
 from pellucid.training.config import TrainConfig
 from pellucid.training.datasets import RunDatasets, corrupted_lengths, open_data, special_tokens, training_texts

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from pellucid.nn.ffn import activation as named
 from pellucid.nn.ffn import clamped_gate
-from pellucid.nn.moe.routing import Routing, tokens_of_each
+from pellucid.nn.moe.router import Routing, tokens_of_each
 from pellucid.shapes import Float, Tensor
 
 
@@ -61,7 +61,7 @@ class Experts(nn.Module):
     ) -> Float[Tensor, "C D"]:
         """``Σ_j weight_j · expert_j(x)`` for each token.
 
-        Tokens come in the order in which they claim coords. Past ``capacity`` tokens an expert is full, and those
+        Tokens come in the order in which they take places. Past ``capacity`` tokens an expert is full, and those
         that come later get exactly 0 from it; no other expert's weight grows in its place.
         """
         if torch.compiler.is_compiling():  # how many tokens an expert has is data: run as it is, compiled around it
