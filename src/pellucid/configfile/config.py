@@ -1,21 +1,23 @@
-"""``Config``, the base of every configuration; files and ``a.b=c`` from the command line, read as plain mappings.
+"""``Config``, the base of every configuration, and how two of them differ; files and ``a.b=c``, read as mappings.
 
-Everything in them is hostile until checked.
+Everything in those is hostile until checked.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from pellucid.configfile.explain import explain
 from pellucid.configfile.yaml import MAX_DEPTH, dump_yaml, load_yaml, parse_scalar, yaml_repr
 from pellucid.errors import ConfigError
+from pellucid.messages import join_some
 
 MAX_BYTES = 1_000_000
 
@@ -228,3 +230,50 @@ def _value(text: str, override: str) -> Any:
     if text[:1] in ("[", "{", '"', "'"):
         return load_yaml(text, source)
     return parse_scalar(text, source)
+
+
+class ConfigDifference(NamedTuple):
+    """One value that differs, under a path such as ``model.layers[0]``."""
+
+    path: str
+    was: Any
+    now: Any
+
+    @property
+    def top(self) -> str:
+        """The first part of the path."""
+        return self.path.partition(".")[0].partition("[")[0]
+
+
+def config_diff(was: Config, now: Config, name: str = "") -> list[ConfigDifference]:
+    """Every value that differs between two configurations, in the order of the fields."""
+    return list(_differences(was.model_dump(), now.model_dump(), name))
+
+
+def format_differences(found: Sequence[ConfigDifference]) -> str:
+    """The first three in words."""
+    return join_some([f"{d.path}: was {format_value(d.was)}, is {format_value(d.now)}" for d in found], 3, "; ")
+
+
+def format_value(value: Any) -> str:
+    """A value as an error shows it: text without quotes."""
+    return value[:80] if isinstance(value, str) and value.isprintable() and value else yaml_repr(value)
+
+
+def flatten(mapping: Any, name: str = "") -> dict[str, Any]:
+    """``{"a": {"b": 1}}`` as ``{"a.b": 1}``; lists and empty mappings stay as they are."""
+    if not isinstance(mapping, dict) or (name and not mapping):
+        return {name: mapping}
+    parts = (flatten(value, f"{name}.{key}" if name else str(key)) for key, value in mapping.items())
+    return {key: value for part in parts for key, value in part.items()}
+
+
+def _differences(was: Any, now: Any, name: str) -> Iterator[ConfigDifference]:
+    if isinstance(was, Mapping) and isinstance(now, Mapping):
+        for key in dict.fromkeys((*was, *now)):
+            yield from _differences(was.get(key), now.get(key), f"{name}.{key}" if name else str(key))
+    elif isinstance(was, list | tuple) and isinstance(now, list | tuple):
+        for index, (a, b) in enumerate(zip_longest(was, now)):
+            yield from _differences(a, b, f"{name}[{index}]")
+    elif was != now:
+        yield ConfigDifference(name, was, now)
