@@ -26,9 +26,9 @@ from pellucid.checkpoints.tensors import LoadError, stored_tensors
 from pellucid.checkpoints.weights import WEIGHTS, write_tensors
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import CheckpointError, InputError
-from pellucid.models.architectures import Decoder
 from pellucid.models.build import build
 from pellucid.models.config import ModelConfig
+from pellucid.models.model import Decoder
 
 BATCH = Batch.from_rows([[5, 8, 2, 9, 1], [7], [3, 3, 4]])
 

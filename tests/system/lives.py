@@ -23,10 +23,10 @@ import torch
 from pellucid.checkpoints import files, load, saving
 from pellucid.data.loader import Loader
 from pellucid.errors import InputError
-from pellucid.models.architectures import Decoder
+from pellucid.models.model import Decoder
 from pellucid.training import TrainConfig, state, train
-from pellucid.training.events import Event, Prepared
-from pellucid.training.optim import OptimizerSet
+from pellucid.training.results import Event, Prepared
+from pellucid.training.step import OptimizerSet
 
 importlib.import_module("torch._dynamo")  # which a model without memory needs: once for all lives
 

@@ -16,8 +16,8 @@ from pellucid.checkpoints.loading import TOKENIZER, load
 from pellucid.checkpoints.saving import save
 from pellucid.checkpoints.weights import WEIGHTS
 from pellucid.errors import CheckpointError
-from pellucid.training.events import Event, Finished, Resumed, Stepped
 from pellucid.training.loop import train
+from pellucid.training.results import Event, Finished, Resumed, Stepped
 
 LAST = "checkpoints/step-00000006"
 

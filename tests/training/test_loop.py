@@ -21,15 +21,14 @@ from pellucid.checkpoints.weights import WEIGHTS
 from pellucid.configfile import to_yaml
 from pellucid.data.corpus import open_corpus
 from pellucid.errors import CheckpointError, ConfigError, DataError, InputError, RunError, StorageError, TrainingError
-from pellucid.models.architectures import Decoder
+from pellucid.models.model import Decoder
 from pellucid.training import loop, setup
 from pellucid.training import run_folder as run_folder_module
 from pellucid.training.config import TrainConfig
 from pellucid.training.evaluation import bits_per_byte
-from pellucid.training.events import Event, Interrupted, Prepared, Saved, Stepped, Validated
-from pellucid.training.loop import TrainResult, train
-from pellucid.training.optim import lr_multiplier
-from pellucid.training.step import StepContext, TrainStepResult, train_step
+from pellucid.training.loop import train
+from pellucid.training.results import Event, Interrupted, Prepared, Saved, Stepped, TrainResult, Validated
+from pellucid.training.step import StepContext, TrainStepResult, lr_multiplier, train_step
 
 WORDS = [
     "to",
@@ -360,7 +359,7 @@ def test_a_disk_without_room_for_a_checkpoint_is_refused(
 ) -> None:
     usage = type(shutil.disk_usage(tmp_path))
     monkeypatch.setattr(run_folder_module.shutil, "disk_usage", lambda path: usage(10**9, 10**9 - 1000, 1000))
-    refused(tmp_path, config(words), "has 0 MB free but a checkpoint of this run needs", CheckpointError)
+    refused(tmp_path, config(words), "has 0 MB free but a checkpoint of this run needs", RunError)
 
 
 # ---- what stops a run

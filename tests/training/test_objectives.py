@@ -15,9 +15,9 @@ from pellucid.data.vocabulary import MASK, sentinels
 from pellucid.errors import CheckpointError, ConfigError
 from pellucid.training import train
 from pellucid.training.config import TrainConfig
-from pellucid.training.events import Event, Stepped, Validated
 from pellucid.training.loggers import MetricsLog, describe
 from pellucid.training.objectives import MaskedLMConfig, Seq2SeqConfig
+from pellucid.training.results import Event, Stepped, Validated
 from pellucid.training.run_folder import RunFolder
 from pellucid.training.run_summary import read_run
 from pellucid.training.setup import prepare

@@ -14,11 +14,11 @@ import torch
 from helpers.small_run import small_words
 from pellucid.checkpoints.loading import load
 from pellucid.errors import ConfigError, RunError, StorageError
-from pellucid.training import lock
+from pellucid.training import run_folder
 from pellucid.training.config import TrainConfig
-from pellucid.training.events import Event, Finished, Prepared, Resumed, Saved, Stepped, Warned
-from pellucid.training.lock import locked
 from pellucid.training.loop import train
+from pellucid.training.results import Event, Finished, Prepared, Resumed, Saved, Stepped, Warned
+from pellucid.training.run_folder import locked
 
 
 class Enough(Exception):  # noqa: N818
@@ -170,7 +170,7 @@ def test_other_held_out_documents_are_refused(tmp_path: Path, words: dict[str, A
     words["data"]["heldout_source"] = str(apart)
     wanted = broken_off(words, tmp_path / "run", 3)
     apart.write_text("not to be")
-    with pytest.raises(ConfigError, match=r"the held-out data is not that of the run in .* \(changed: apart\.text\)"):
+    with pytest.raises(RunError, match=r"the held-out data is not that of the run in .* \(changed: apart\.text\)"):
         train(wanted, tmp_path / "run")
 
 
@@ -219,8 +219,8 @@ def test_a_run_in_use_is_refused_and_free_again_afterwards(tmp_path: Path, words
 def test_a_killed_process_holds_nothing(tmp_path: Path) -> None:
     code = "import os, pathlib, runpy, sys; lock = runpy.run_path(sys.argv[1]); folder = pathlib.Path(sys.argv[2]);"
     code += "held = lock['Lock'](folder); assert lock['locked'](folder); os.kill(os.getpid(), 9)"
-    assert subprocess.run([sys.executable, "-c", code, lock.__file__, str(tmp_path)]).returncode == -9
-    held = lock.Lock(tmp_path)
+    assert subprocess.run([sys.executable, "-c", code, run_folder.__file__, str(tmp_path)]).returncode == -9
+    held = run_folder.Lock(tmp_path)
     assert locked(tmp_path)
     held.release()
     assert os.listdir(tmp_path) == []

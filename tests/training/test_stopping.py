@@ -11,9 +11,9 @@ import pytest
 from helpers.small_run import StopAt, assert_same, files, logged, small_config, small_words
 from pellucid.checkpoints.loading import load
 from pellucid.training import loop, run_folder, setup
-from pellucid.training.events import Event, Interrupted, Saved, Stepped, Validated
+from pellucid.training.environment import InterruptedBySignal
 from pellucid.training.loop import train
-from pellucid.training.signals import InterruptedBySignal
+from pellucid.training.results import Event, Interrupted, Saved, Stepped, Validated
 
 BOTH = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 LONGER = {"max_steps": 12, "eval_steps": 4, "evaluation": {"num_documents": 2}, "save_steps": 6}
