@@ -56,7 +56,7 @@ def check(context: AuditContext) -> Iterator[Finding]:
 
 
 def _behind_cuts(context: AuditContext, flow: InfluenceMatrix) -> Iterator[Finding]:
-    """What stands behind a cut, and whether anything does: for targets in which nobody looks ahead."""
+    """Tokens behind a cut, and whether there are any: for targets in which no token looks ahead."""
     slots, rows = len(flow.row), context.most_tokens // len(flow.row) // 2
     if not flow.changes.whole:
         yield perturb_suffixes(context, "whole tails", flow.changes, informative_cuts(slots, max(4, rows)), exact=True)
@@ -91,7 +91,7 @@ def _cached(context: AuditContext, case: str, row: list[int]) -> Finding:
     near = [] if result.where is None or result.where.key is None else [result.where.key]
     flow = measured(context, Perturbations(context, row, chunked, first=near))
     cached = assert_no_influence(context, case, flow, later(flow.may))
-    # where nobody looks ahead, nothing behind a cut may move it
+    # where no token looks ahead, nothing behind a cut may move an output
     return result if cached.status == "pass" and all(r.lookahead == 0 for r in context.probe.rules) else cached
 
 

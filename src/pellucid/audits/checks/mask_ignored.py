@@ -40,7 +40,7 @@ def _hiding(context: AuditContext, case: str, row: list[int], hidden: list[int])
     watched_BT = expected_flow(context.probe.rules, full)[:, :, hidden].any(-1) & ~hidden_BT
     watched_BT[0] = False
     if not bool(watched_BT.any()):
-        return not_applicable(case, "by the declared rules nobody sees these tokens in any case")
+        return not_applicable(case, "by the declared rules these tokens are seen by no other")
     masked = full.replace(segments=torch.where(hidden_BT, 0, full.segments))
 
     def moves(after: Batch) -> bool:

@@ -92,7 +92,7 @@ def _pads(batch: Batch) -> Suspects:
 
 
 def _shifting(context: AuditContext, case: str, rows: list[list[int]]) -> Finding:
-    """Padding on the left of a target that counts slots and takes no positions: nobody can make it right."""
+    """Padding on the left of a target that counts slots and takes no positions, which no caller can correct."""
     allowed = context.probe.shift_allowed
     found = _against_alone(context, case, rows, Batch.from_rows(rows, side="left", length=5))
     if found.status == "pass":
@@ -148,11 +148,9 @@ def _not_finite(context: AuditContext, case: str, batch: Batch) -> Finding:
             return fragile(case, message, Location(row, query), float(sizes_BT.max()))
         if not named:
             continue
-        spoilt = first_not_finite(gradients_of(logits[real_BT.to(logits.device)].sum(), named))
-        if spoilt:
-            return fragile(
-                case, f"with {value} in pads the gradient of {spoilt} is not finite, although no output moves"
-            )
+        bad = first_not_finite(gradients_of(logits[real_BT.to(logits.device)].sum(), named))
+        if bad:
+            return fragile(case, f"with {value} in pads the gradient of {bad} is not finite, although no output moves")
     return passed(case, "NaN and infinity in pads move nothing, and gradients stay finite", 0.0)
 
 

@@ -72,7 +72,7 @@ def _edge(context: AuditContext, reach: Reach) -> Finding:
     stack = decoder_stack(context)
     if not stack.names:
         if len(context.probe.rules) > 1:
-            message = "the layers cannot be told apart from outside, so their own edges are not tested"
+            message = "the layers cannot be distinguished from outside, so their own edges are not tested"
             return not_applicable(case, message)
         return _whole(
             context, case, Perturbations(context, context.tokens(length), TargetRun.logits, most=8, first=keys), back

@@ -123,12 +123,12 @@ def output_of(run: TargetRun, name: str, batch: Batch) -> Tensor | None:
     return given[-1] if given else None
 
 
-def outputs_of(run: TargetRun, name: str, batch: Batch, kept: Callable[[Any], Kept]) -> list[Kept]:
-    """What is ``kept`` of each output of the submodule ``name`` (empty: of the whole) in a run."""
+def outputs_of(run: TargetRun, name: str, batch: Batch, keep: Callable[[Any], Kept]) -> list[Kept]:
+    """What ``keep`` returns for each output of the submodule ``name`` (empty: of the whole) in a run."""
     assert run.probe.module is not None
     given: list[Kept] = []
     part = run.probe.module.get_submodule(name)
-    handle = part.register_forward_hook(lambda _module, _args, output: given.append(kept(output)))
+    handle = part.register_forward_hook(lambda _module, _args, output: given.append(keep(output)))
     try:
         run.logits(batch)
     finally:

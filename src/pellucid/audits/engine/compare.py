@@ -29,7 +29,7 @@ Index = tuple[int, ...]
 Change = tuple[int, int]
 """Row and slot of a token to change."""
 Answer = Batch | Tensor | Callable[[TargetRun], Tensor]
-"""A request, its outputs ``[B, T, V]``, or how a run is asked for them."""
+"""A request, its outputs ``[B, T, V]``, or how a run computes them."""
 Suspects = Callable[[int, int], Iterable[Change]]
 """Tokens that may be what moved an output, by its row and query."""
 Place = Callable[[TargetRun, Index], tuple[Location, str]]

@@ -43,7 +43,7 @@ class AuditContext:
         self.exact_reason = ""
         self._made: dict[str, object] = {}
         self.untouched: nn.Module | None = None
-        """The target's module as it was before anybody asked it for anything, its weights shared."""
+        """The target's module as it was before its first call, its weights shared."""
 
     @cached_property
     def row(self) -> list[int]:
@@ -69,7 +69,7 @@ class AuditContext:
 
     @property
     def taken(self) -> int | None:
-        """The length that was found, None where none was (or nobody asked)."""
+        """The length that was found, None where none was (or none was looked for)."""
         row = vars(self).get("row")
         return None if row is None else len(row)
 
@@ -100,7 +100,7 @@ class AuditContext:
 
     @property
     def one_sided(self) -> list[Side]:
-        """The sides on which the target says that it can be padded, both at once left out."""
+        """The sides on which the target declares that it can be padded, both at once left out."""
         return [side for side in self.probe.sides if side != "both"]
 
     @property
@@ -122,7 +122,7 @@ class AuditContext:
         return made
 
     def measured(self, name: str) -> object:
-        """What :meth:`once` made under this name; None where nobody asked."""
+        """What :meth:`once` made under this name; None where nothing was."""
         return self._made.get(name)
 
     @cached_property

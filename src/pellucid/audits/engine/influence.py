@@ -22,8 +22,8 @@ def expected_flow(rules: Sequence[Visibility], batch: Batch) -> Tensor:
     """``Bool[B, T, T]`` [query, key]: information may get from the key's input to the query's output.
 
     Each layer passes on what it sees and, by the residual stream, what it holds: after two layers of
-    ``causal() & window(3)`` a query is reached by the four tokens before it. Besides its mask, a rule is held
-    to the bounds that it states (``lookahead``, ``lookback``), so that a mask that breaks them is found out.
+    ``causal() & window(3)`` a query is reached by the four tokens before it. Besides its mask, the bounds
+    count that a rule states (``lookahead``, ``lookback``), so that a mask that breaks them is found out.
     """
     coords = Coordinates(batch.positions, batch.segments)
     itself_BTT = torch.diag_embed(batch.token_mask)
@@ -134,7 +134,7 @@ def flow_of(context: AuditContext) -> InfluenceMatrix:
 def measured(context: AuditContext, changes: Perturbations) -> InfluenceMatrix:
     """The target's own dtype; float64 where something moved that must not, or did not that should.
 
-    Where every token is changed, float64 is asked with other tokens too: over few numbers the bits of the target's
+    Where every token is changed, float64 is tried with other tokens too: over few numbers the bits of the target's
     own dtype may hide what is small.
     """
     batch = Batch.from_rows([changes.base])

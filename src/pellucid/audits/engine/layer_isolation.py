@@ -161,7 +161,7 @@ def check_encoder(context: AuditContext) -> Iterator[Finding]:
     stack = encoder_stack(context)
     name = context.probe.memory_name or (stack.names[-1] if stack.names else None)
     if name is None:
-        message = "where the encoder's output is cannot be told from outside: give the probe a memory_name"
+        message = "where the encoder's output is cannot be seen from outside: give the probe a memory_name"
         yield not_applicable(case, message)
         return
     length = _source_length(context, stack, name)

@@ -52,7 +52,7 @@ class LayerFlow:
 
 @dataclass(frozen=True, eq=False)
 class LayerStack:
-    """The layers of a decoder, or of the encoder that it reads; no names where they cannot be told apart.
+    """The layers of a decoder, or of the encoder that it reads; no names where they cannot be distinguished.
 
     ``request`` makes a batch of copies of a row; ``declared``: the rules are stated, so seeing less than they show is
     a fault.
@@ -68,7 +68,7 @@ class LayerStack:
         module = run.probe.module
         if not self.names or module is None:
             return []
-        keys = [*keys, keys[0]] if len(keys) == len(row) else keys  # else nobody could tell rows from slots
+        keys = [*keys, keys[0]] if len(keys) == len(row) else keys  # else rows and slots could not be distinguished
         parts, batch = [module.get_submodule(name) for name in self.names], self.request([list(row)] * len(keys))
         unchanged = [CaptureIO() for _ in parts]
         with watching(parts, unchanged):

@@ -17,7 +17,7 @@ ROUNDING = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 4e-3, torc
 """How far two right ways of computing the same numbers may lie apart, relative to 1 + max|logit|."""
 
 
-_MOST_KEPT = 2**22  # numbers of one answer that is kept
+_MOST_STORED = 2**22  # numbers of one output that is stored
 
 
 class Deviation:
@@ -57,7 +57,7 @@ class TargetRun:
             return self.differentiable(batch).cpu()
 
     def plain(self, batch: Batch) -> Tensor:
-        """The same, and asked once only: what many others are compared with. Not to be written into.
+        """The same, computed once for equal requests: what many others are compared with. Not to be written into.
 
         Never while another kernel, way or mode is in force.
         """
@@ -66,7 +66,7 @@ class TargetRun:
             return self.logits(batch)
         if key not in self._plain:
             answer = self.logits(batch)
-            if answer.numel() > _MOST_KEPT:
+            if answer.numel() > _MOST_STORED:
                 return answer
             self._plain[key] = answer.clone()  # a target may write into what it handed out
         return self._plain[key]
@@ -148,7 +148,7 @@ def deep_copy(run: TargetRun) -> TargetRun:
 
 
 def run_on(run: TargetRun, module: nn.Module) -> TargetRun:
-    """The same target over ``module``, which making a probe must not have asked anything yet.
+    """The same target over ``module``, which making a probe must not have called yet.
 
     Raises:
         UnsupportedError: it cannot be called over another module.
