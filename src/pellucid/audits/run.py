@@ -174,10 +174,19 @@ def _findings(check: Check, context: AuditContext) -> list[Finding]:
         for finding in check.run(context):
             found.append(finding)
     except (Exception, SystemExit) as error:  # noqa: BLE001 (the target is anybody's code)
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}"
-        found.append(Finding(check.name, "error", f"{type(error).__name__}: {one_line(error)} ({place})"))
+        found.append(Finding(check.name, "error", _raised(error)))
     return [replace(each, check=check.name) for each in found]
+
+
+def _raised(error: BaseException) -> str:
+    """An error with its place; one of the audit's own is not reported as the target's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = Path(__file__).parent
+    places = [Path(frame.filename) for frame in frames]
+    called = any(not place.is_relative_to(ours) or place.name == "target_run.py" for place in places[1:])
+    place = f"{places[-1].name}:{frames[-1].lineno} in {frames[-1].name}"
+    message = f"{type(error).__name__}: {one_line(error)} ({place})"
+    return message if called else f"the audit itself failed, which says nothing about the target: {message}"
 
 
 def _findings_when_restricted(check: Check, context: AuditContext) -> list[Finding]:

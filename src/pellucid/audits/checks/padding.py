@@ -12,8 +12,8 @@ from torch import Tensor
 from pellucid.audits.checks.check import question
 from pellucid.audits.engine.compare import (
     Suspects,
-    alone,
     compare,
+    compare_with_alone,
     decide,
     deviation,
     fragile,
@@ -74,15 +74,8 @@ def check(context: AuditContext) -> Iterator[Finding]:
 
 
 def _against_alone(context: AuditContext, case: str, rows: list[list[int]], batch: Batch) -> Finding:
-    def wrong(where: Location) -> str:
-        cause = (
-            "no pad's content moves it, so its position or the number of slots does" if where.key is None
-            else f"token id of the pad in slot {where.key} moves it"
-        )  # fmt: skip
-        return f"the token in slot {where.query} differs from its output alone; {cause}"
-
-    good = "real tokens answer as they do alone"
-    return compare(context, case, alone(batch, rows), batch, good=good, wrong=wrong, suspects=_pads(batch))
+    good, wrong = "real tokens answer as they do alone", "the token in slot {query} differs from its output alone"
+    return compare_with_alone(context, case, batch, rows, good=good, wrong=wrong)
 
 
 def _pads(batch: Batch) -> Suspects:

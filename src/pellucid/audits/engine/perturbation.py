@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from pellucid.audits.engine.compare import Index, decide, judge
+from pellucid.audits.engine.compare import Index, decide, judge, unless_it_raises
 from pellucid.audits.engine.context import AuditContext
 from pellucid.audits.engine.target_run import Deviation, TargetRun, logit_scale, max_abs_diff
 from pellucid.batch import Batch
@@ -183,8 +183,9 @@ def perturb_suffixes(
         return result
     verdict = judge(context, readings, bits=True)
     run, (number, query) = verdict.reading.run, verdict.first
-    tails = (changes.with_tail(cuts[number], special) for special in (False, True))
-    return result if any(_moves(changes, run, tail, query) for tail in tails) else mixed_rows(result)
+    tails = [changes.with_tail(cuts[number], special) for special in (False, True)]
+    by_itself = unless_it_raises(lambda: any(_moves(changes, run, tail, query) for tail in tails), True)
+    return result if by_itself else mixed_rows(result)
 
 
 def mixed_rows(result: Finding) -> Finding:

@@ -231,7 +231,7 @@ class TokensProbe(Probe):
                 f"{self.name} has no nn.Embedding that reads the tokens; leave embeddings out of the batch"
             )
         assert self.module is not None
-        table = self.module.get_submodule(self._embedding)
+        table = dict(self.module.named_modules())[self._embedding]
         assert isinstance(table, nn.Embedding)
         return table
 
