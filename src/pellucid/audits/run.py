@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
+import torch
 from torch import nn
 
 from pellucid.audits.checks import CHECKS
@@ -168,9 +169,10 @@ def _findings(check: Check, context: AuditContext) -> list[Finding]:
             return [Finding(check.name, "not_applicable", reason)]
         if context.not_finite:
             return [Finding(check.name, "error", f"{context.not_finite}, so nothing can be shown")]
-        if check.steady and context.unsteady:
+        if check.steady and context.unsteady and not context.steady_when_seeded:
             message = f"two equal calls differ by {context.unsteady:.1e}, so nothing can be compared (see determinism)"
             return [Finding(check.name, "not_applicable", message)]
+        context.use_seed(check.steady and bool(context.unsteady))
         for finding in check.run(context):
             found.append(finding)
     except (Exception, SystemExit) as error:  # noqa: BLE001 (the target is anybody's code)
@@ -181,9 +183,13 @@ def _findings(check: Check, context: AuditContext) -> list[Finding]:
 def _raised(error: BaseException) -> str:
     """An error with its place; one of the audit's own is not reported as the target's."""
     frames = traceback.extract_tb(error.__traceback__)
-    ours = Path(__file__).parent
+    ours, library = Path(__file__).parent, Path(torch.__file__).parent
     places = [Path(frame.filename) for frame in frames]
-    called = any(not place.is_relative_to(ours) or place.name == "target_run.py" for place in places[1:])
+    called = any(
+        place.name == "target_run.py" or place.parent.name == "probes"
+        or not (place.is_relative_to(ours) or place.is_relative_to(library))
+        for place in places
+    )  # fmt: skip
     place = f"{places[-1].name}:{frames[-1].lineno} in {frames[-1].name}"
     message = f"{type(error).__name__}: {one_line(error)} ({place})"
     return message if called else f"the audit itself failed, which says nothing about the target: {message}"

@@ -159,4 +159,4 @@ def _shorter(context: AuditContext, case: str, changes: Perturbations) -> Findin
         return Location(0, query), f"the output at {query} is another when the row ends after {cuts[number]} tokens"
 
     good = f"outputs are the same when the row ends after {', '.join(map(str, cuts))} tokens"
-    return decide(context, case, context.read(measure), good=good, place=place)
+    return decide(context, case, context.read(measure, shapes=True), good=good, place=place)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pellucid.audits.checks.check import question
 from pellucid.audits.engine.compare import (
+    DRAWS,
     alone,
     caused,
     compare,
@@ -116,6 +117,8 @@ def _gradients(context: AuditContext, case: str, docs: list[list[int]], packed: 
     """The loss and every parameter's gradient are sums over the documents."""
     run = context.loss_run if context.can("loss") else context.runs[-1]
     named = weights_of(run)
+    if context.draws:
+        return not_applicable(case, DRAWS)
     if not named:
         return not_applicable(case, "the target has no parameters that take gradients")
     total, grads = _objective(context, run, [packed], named)

@@ -29,6 +29,7 @@ _TORCH = Path(torch.__file__).parent
 _GROSS = 50.0  # so many times the rounding of its dtype is a change that no rounding explains
 
 _T = TypeVar("_T")
+DRAWS = "the target draws random numbers, so only requests of one shape can be compared"
 Index = tuple[int, ...]
 Change = tuple[int, int]
 """Row and slot of a token to change."""
@@ -86,7 +87,7 @@ def compare(
     request = got if isinstance(got, Batch) else want if isinstance(want, Batch) else None
     if watch is None and request is not None:
         watch = request.token_mask
-    readings = context.read(lambda run: deviation(run, want, got, watch))
+    readings = context.read(lambda run: deviation(run, want, got, watch), shapes=not bits)
     if suspects is None:
         return decide(context, case, readings, good=good, place=at(wrong), bits=bits)
     base = want if isinstance(want, Batch) else request
@@ -238,6 +239,8 @@ def decide(
     context: AuditContext, case: str, readings: list[Deviation], *, good: str, place: Place, bits: bool = False
 ) -> Finding:
     """The finding of one measurement: ``good`` is its message where it holds, ``place`` names what is wrong."""
+    if context.draws and not bits:
+        return not_applicable(case, DRAWS)
     verdict = judge(context, readings, bits=bits)
     if verdict.status == "pass":
         return passed(case, good, verdict.size, verdict.decided)

@@ -121,7 +121,7 @@ class Perturbations:
 
     def moves(self, run: TargetRun, rows: Sequence[Row]) -> tuple[Tensor, float]:
         """``[R, T]``: how far each of these rows' outputs are from the unchanged row's, and their scale."""
-        beside = run is not self.context.native
+        beside = run is not self.context.native and run.seed is None  # random numbers follow the shape
         each = self._at_once(len(rows))
         before = self.unchanged(run, 1 if beside else each)
         sizes = []
