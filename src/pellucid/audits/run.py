@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 import time
@@ -26,10 +27,11 @@ from pellucid.audits.probes.tokens_probe import TokensProbe
 from pellucid.audits.probes.torch_layers_probe import TorchLayersProbe, is_torch_layer
 from pellucid.audits.report import AuditReport
 from pellucid.errors import ArgumentError, one_line
-from pellucid.messages import did_you_mean
+from pellucid.messages import did_you_mean, join_some
 from pellucid.probe import Probe
 from pellucid.records import Finding, Flow, TokenView
 
+_OF_FLOW = ("future", "window", "prefix", "padding", "packing", "batch", "cross")  # checks that look for paths
 _REQUIRED = ("name", "vocab_size", "rules", "module", "max_length", "capabilities", "logits", "with_module")
 
 
@@ -92,8 +94,7 @@ def audit(
                 findings.append(Finding(check.name, "not_applicable", message))
             else:
                 findings += _findings(check, context)
-                if check.name == "future":
-                    findings += _findings_when_restricted(check, context)
+                findings += _findings_on_variants(check, context)
         flows, views = _pictures(context)
     seconds = time.perf_counter() - start
     called = _how_it_was_called(probe)
@@ -195,14 +196,43 @@ def _raised(error: BaseException) -> str:
     return message if called else f"the audit itself failed, which says nothing about the target: {message}"
 
 
-def _findings_when_restricted(check: Check, context: AuditContext) -> list[Finding]:
-    """The same check on a target that takes a mask which its rules do not declare: with one, it has to obey it."""
-    restricted: dict[str, Probe] = getattr(context.probe, "restricted", dict)()
+def _findings_on_variants(check: Check, context: AuditContext) -> list[Finding]:
+    """The same check on variants of the target, each under its name.
+
+    A target that takes a mask which its rules do not declare has to obey it. Weights that are exactly 0, as output
+    projections and gates are at first, hide the paths behind them, so a copy in which they are small is tested too.
+    """
+    variants: dict[str, Probe] = getattr(context.probe, "restricted", dict)() if check.name == "future" else {}
+    if check.name in _OF_FLOW:
+        variants |= context.once("woken", lambda: _with_zeros_woken(context.probe))
     found: list[Finding] = []
-    for case, probe in restricted.items():
+    for case, probe in variants.items():
         findings = _findings(check, AuditContext(probe, length=context.wanted_length, budget=context.budget))
         found += [replace(each, case=f"{case}, {each.case}".removesuffix(", ")) for each in findings]
     return found
+
+
+def _with_zeros_woken(probe: Probe) -> dict[str, Probe]:
+    """A copy in which weights that are 0 throughout are small random numbers; none where there are no such weights."""
+    module = probe.module
+    if module is None:
+        return {}
+    zeros = [
+        name for name, weight in module.named_parameters()
+        if weight.requires_grad and weight.numel() and "bias" not in name.rpartition(".")[2] and not bool(weight.any())
+    ]  # fmt: skip
+    if not zeros:
+        return {}
+    generator = torch.Generator().manual_seed(1)
+    try:
+        copied = copy.deepcopy(module)
+        weights = dict(copied.named_parameters())
+        with torch.no_grad():
+            for name in zeros:
+                weights[name].copy_(0.02 * torch.randn(weights[name].shape, generator=generator))
+        return {f"with {join_some(zeros, 1)} no longer 0": probe.with_module(copied)}
+    except Exception:  # noqa: BLE001 (anybody's code: then there is no such copy)
+        return {}
 
 
 def _not_applicable(check: Check, context: AuditContext) -> str:

@@ -101,7 +101,8 @@ def _reaction(context: AuditContext, flow: InfluenceMatrix) -> Finding:
     watched_TT = flow.watched & flow.direct
     reacts_TT = watched_TT & flow.moved
     if not bool(reacts_TT.any()):
-        return fragile(case, "no token moved any output: the target ignores its input, so nothing was shown")
+        message = "no token moved any output: the target ignores its input, so nothing can be shown"
+        return Finding("", "error", message, case)
     dead = [
         back for back in range(1 - length, length)  # query - key
         if bool(watched_TT.diagonal(-back).any()) and not bool(reacts_TT.diagonal(-back).any())
