@@ -1,5 +1,6 @@
 """Models as others write them: what an audit of such a model must say, honest ones and leaking ones side by side."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from pellucid.audits import TinyDecoder, audit, run
+from pellucid.errors import ArgumentError
 
 VOCABULARY, WIDTH = 50, 16
 
@@ -252,3 +254,82 @@ def test_what_the_first_use_or_train_mode_changes_is_a_trace():
     assert next(f for f in report.findings if f.status == "leak").case == "train mode"
     report = audit(AddsToItsStateDict(), checks=["trace"])
     assert "adds scratch to the state dict" in next(f for f in report.findings if f.case == "state dict").message
+
+
+class Eights(OneLayer):
+    """Takes multiples of 8 tokens."""
+
+    def forward(self, tokens):
+        assert tokens.shape[1] % 8 == 0, "the length must be divisible by 8"
+        return super().forward(tokens)
+
+
+class OneLength(OneLayer):
+    """Takes 16 tokens, no more and no fewer."""
+
+    def forward(self, tokens):
+        if tokens.shape[1] != 16:
+            raise ValueError("16 tokens are wanted")
+        return super().forward(tokens)
+
+
+@pytest.mark.parametrize("make", [Eights, OneLength])
+def test_targets_that_take_some_lengths_only_are_audited_in_these(make):
+    report = audit(make())
+    assert report.verdicts["future"] == "pass"
+    assert set(report.verdicts.values()) == {"pass", "not_applicable"}
+    assert audit(make(leaks=True), checks=["future"]).verdicts == {"future": "leak"}
+
+
+class Series(OneLayer):
+    """Numbers in, one number for each step out."""
+
+    def __init__(self, leaks: bool = False) -> None:
+        super().__init__(leaks)
+        self.input, self.output = nn.Linear(3, WIDTH), nn.Linear(WIDTH, 1)
+
+    def forward(self, x):
+        return self.output(self.mix(self.input(x))).squeeze(-1)
+
+
+def test_a_model_of_numbers_is_audited_as_it_is():
+    report = audit(Series())
+    assert report.verdicts["future"] == "pass"
+    assert set(report.verdicts.values()) == {"pass", "not_applicable"}
+    assert "vectors of 3 numbers" in report.called
+    assert audit(Series(leaks=True), checks=["future"]).verdicts == {"future": "leak"}
+    scores = OneLayer()
+    scores.head = nn.Sequential(nn.Linear(WIDTH, 1), nn.Flatten(1))  # [B, T]: a number for each token
+    assert audit(scores, checks=["future"]).verdicts == {"future": "pass"}
+
+
+def test_modules_that_a_function_calls_are_in_eval_mode_meanwhile():
+    model = OneLayer().train()
+    assert audit(lambda ids: model(ids), checks=["future", "determinism"]).passed
+    assert model.training
+
+
+class NeedsTarget(OneLayer):
+    def forward(self, source, target):
+        return super().forward(target)
+
+
+class TakesADict(OneLayer):
+    def forward(self, batch):
+        return super().forward(batch["input_ids"])
+
+
+@pytest.mark.parametrize(
+    ("target", "advice"),
+    [(NeedsTarget(), "lambda ids: model(ids, target)"), (TakesADict(), "lambda ids: model({'input_ids': ids})")],
+)
+def test_the_advice_follows_what_was_raised(target, advice):
+    with pytest.raises(ArgumentError, match=re.escape(advice)):
+        audit(target)
+
+
+def test_the_advice_works():
+    model = TakesADict()
+    assert audit(lambda ids: model({"input_ids": ids}), checks=["future"]).passed
+    pair = NeedsTarget()
+    assert audit(lambda ids: pair(ids, ids), checks=["future"]).passed

@@ -71,7 +71,10 @@ def test_a_result_of_the_wrong_shape_is_explained():
         (lambda: audit(TinyDecoder(), length=1), "length is 1"),
         (lambda: audit(probe=TinyDecoder()), "TinyDecoder is no probe: it lacks name, vocab_size, rules"),
         (lambda: audit(TinyDecoder(vocab_size=1)), "the vocabulary has 1 tokens"),
-        (lambda: audit(lambda tokens: "text"), "the vocabulary's size cannot be read off <lambda>"),
+        (
+            lambda: audit(lambda tokens: "text"),
+            "<lambda> cannot be called with token ids [1, 2]: it raised ShapeError: <lambda> returned str",
+        ),
     ],
 )
 def test_bad_requests_get_one_line(ask, message):

@@ -8,7 +8,7 @@ import math
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -18,6 +18,7 @@ from torch import nn
 
 from pellucid.audits.checks import CHECKS
 from pellucid.audits.checks.check import Check
+from pellucid.audits.engine.compare import is_refusal
 from pellucid.audits.engine.context import AuditContext
 from pellucid.audits.engine.influence import InfluenceMatrix
 from pellucid.audits.engine.state import preserve_state, shallow_weight_copy
@@ -82,7 +83,9 @@ def audit(
     _refuse_incomplete(probe)
     findings: list[Finding] = []
     not_run: list[str] = []
-    with preserve_state(probe.module):
+    with ExitStack() as stack:
+        for module in [probe.module, *_closed_over(target)]:
+            stack.enter_context(preserve_state(module))
         context = AuditContext(probe, length=length, seed=seed, budget=budget)
         context.untouched = untouched
         for check in chosen:
@@ -99,6 +102,14 @@ def audit(
     seconds = time.perf_counter() - start
     called = _how_it_was_called(probe)
     return AuditReport(probe.name, tuple(findings), seconds, context.taken, flows, views, tuple(not_run), called)
+
+
+def _closed_over(target: object) -> list[nn.Module]:
+    """Modules that a function calls: in train mode they would drop and draw while they are audited."""
+    if not inspect.isfunction(target):
+        return []
+    found = inspect.getclosurevars(target)
+    return [value for value in {**found.globals, **found.nonlocals}.values() if isinstance(value, nn.Module)]
 
 
 def probe_for(target: object) -> Probe:
@@ -177,7 +188,12 @@ def _findings(check: Check, context: AuditContext) -> list[Finding]:
         for finding in check.run(context):
             found.append(finding)
     except (Exception, SystemExit) as error:  # noqa: BLE001 (the target is anybody's code)
-        found.append(Finding(check.name, "error", _raised(error)))
+        if isinstance(error, Exception) and is_refusal(error) and context.step > 1:
+            taken = f"multiples of {context.step}" if context.step < context.length else str(context.length)
+            message = f"the target takes rows of {taken} tokens, and refuses another: {one_line(error)}"
+            found.append(Finding(check.name, "not_applicable", message))
+        else:
+            found.append(Finding(check.name, "error", _raised(error)))
     return [replace(each, check=check.name) for each in found]
 
 

@@ -143,6 +143,7 @@ def no_gradient(context: AuditContext, case: str, flow: InfluenceMatrix, among_T
     return fragile(case, f"{message}, although changing it moved nothing", Location(0, queries[-1], key), size)
 
 
+@skip_if_unsupported
 def _shorter(context: AuditContext, case: str, changes: Perturbations) -> Finding:
     """A row that ends earlier: how many tokens follow is news from the future too."""
     row = changes.base

@@ -98,6 +98,25 @@ class AuditContext:
         """Of the long sequences."""
         return len(self.row)
 
+    @cached_property
+    def step(self) -> int:
+        """The number of which lengths have to be multiples: 1 for nearly all targets, the length for a fixed one."""
+
+        if self.taken is None or not self._takes(Batch.from_rows([self.row])):
+            return 1  # then it is not the length that it refuses
+        steps = (1, 2, 3, 4, 5, 8, 10, 12, 16, 32, 64)
+        for step in (each for each in steps if self.length % each == 0 and each < self.length):
+            if all(self._takes(Batch.from_rows([self.row[: step * n]])) for n in (1, 2, 3)):
+                return step
+        return self.length
+
+    def _takes(self, batch: Batch) -> bool:
+        try:
+            self.native.logits(batch)
+        except Exception:  # noqa: BLE001 (anybody's code)
+            return False
+        return True
+
     @property
     def taken(self) -> int | None:
         """The length that was found, None where none was (or none was looked for)."""
@@ -158,7 +177,9 @@ class AuditContext:
 
     @cached_property
     def _plain(self) -> Batch:
-        return Batch.from_rows([self.tokens(min(6, self.length))])
+        """A row of 6 tokens, or a long one where the target takes no such row."""
+        batch = Batch.from_rows([self.tokens(min(6, self.length))])
+        return batch if self._takes(batch) else Batch.from_rows([self.row])
 
     @cached_property
     def not_finite(self) -> str:
