@@ -11,8 +11,8 @@ import torch
 
 from helpers.tiny import tiny_config, tiny_model
 from pellucid.checkpoints import load, save, verify
-from pellucid.checkpoints.store import CONTRACT, WEIGHTS
-from pellucid.checkpoints.weights import DTYPES
+from pellucid.checkpoints.contract import CONTRACT
+from pellucid.checkpoints.weights import DTYPES, WEIGHTS
 from pellucid.errors import CheckpointError
 from pellucid.models import build
 
@@ -118,7 +118,7 @@ MODELS = {
     ),
     "two types": (
         _one_layer_in_another_type,
-        r"has float64 in 'layers.1.attn_norm.weight' but float32 elsewhere; convert it with model.to\(torch.float32\)",
+        r"has float64\[.* as 'layers.1.*', but its .* float32\[.*; convert it with model.to\(torch.float32\)",
     ),
 }
 

@@ -2,7 +2,6 @@
 
 import os
 import resource
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,16 +32,6 @@ def test_a_new_folder_appears_only_when_it_is_whole(tmp_path: Path) -> None:
         assert folder.parent == target.parent
     assert (target / "inner" / "file").read_text() == "words"
     assert os.listdir(target.parent) == ["folder"]
-
-
-def test_files_get_the_mode_of_any_new_file(tmp_path: Path) -> None:
-    """Weights are written so that only their owner may read them; a checkpoint is as open as its folder."""
-    with new_folder(tmp_path / "a") as folder:
-        (folder / "private").touch(mode=0o600)
-        (folder / "plain").touch()
-    modes = {stat.S_IMODE((tmp_path / "a" / name).stat().st_mode) for name in ("private", "plain")}
-    (tmp_path / "new").touch()
-    assert modes == {stat.S_IMODE((tmp_path / "new").stat().st_mode)}
 
 
 @pytest.mark.parametrize("kind", ["file", "empty folder", "dangling link"])

@@ -11,7 +11,7 @@ import pytest
 from helpers.folders import resign
 from helpers.tiny import tiny_config, tiny_model
 from pellucid.checkpoints import load, save
-from pellucid.checkpoints.store import CONTRACT
+from pellucid.checkpoints.contract import CONTRACT
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import InputError
 

@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save_file
 from helpers.folders import describe, resign
 from helpers.tiny import tiny_config, tiny_model
 from pellucid.checkpoints import load, save, verify
-from pellucid.checkpoints.store import CONTRACT, WEIGHTS
+from pellucid.checkpoints.contract import CONTRACT
+from pellucid.checkpoints.weights import WEIGHTS
 from pellucid.errors import CheckpointError, InputError
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -18,12 +19,12 @@ from helpers.kinds import EVERY_KIND, model_of, stirred
 from helpers.tiny import tiny_config
 from helpers.words import EVERY_WORD, Change, alike, changed, changes, parts_in
 from pellucid.checkpoints import MismatchError, WitnessError, load, save, verify
-from pellucid.checkpoints.contract import Contract, TextContract, meta_model, shapes_and_ties, stored_tensors
-from pellucid.checkpoints.fingerprint import Witness, check_witness, witness_of
-from pellucid.checkpoints.probe_inputs import FARTHEST
-from pellucid.checkpoints.store import CONTRACT
+from pellucid.checkpoints.contract import CONTRACT, Contract, TextContract, Witness
+from pellucid.checkpoints.probe_set import FARTHEST
+from pellucid.checkpoints.tensors import config_outline, outline, stored_tensors
 from pellucid.checkpoints.tokenizer_fingerprint import TokenizerFingerprint
 from pellucid.checkpoints.verify import UNSEEN, UNWITNESSED
+from pellucid.checkpoints.witness import check_witness, witness_of
 from pellucid.configfile import Config
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import CheckpointError
@@ -51,12 +52,12 @@ def held_of(model: Model) -> Held:
     assert isinstance(model.config, ModelConfig)
     stored, tied = stored_tensors(model)
     witness = witness_of(model.config, stored.__getitem__, tied)
-    return Held(model.config, stored, tied, shapes_and_ties(model), witness)
+    return Held(model.config, stored, tied, outline(model), witness)
 
 
 def asked(before: Held, other: ModelConfig) -> str:
     """How a contract that says ``other`` over the same tensors is answered: by a probe's name where one differs."""
-    if shapes_and_ties(meta_model(other)) != before.shapes:
+    if config_outline(other, torch.float32) != before.shapes:
         return "tensors"
     try:
         check_witness("it", before.witness, other, before.stored.__getitem__, before.tied)
@@ -72,7 +73,7 @@ def judged(config: ModelConfig, folder: Path, other: ModelConfig) -> str:
     before = (folder / CONTRACT).read_text()
     try:
         resign(folder, lambda data: data.update(model=other.model_dump(mode="json")))
-        if shapes_and_ties(meta_model(other)) == shapes_and_ties(meta_model(config)):
+        if config_outline(other, torch.float32) == config_outline(config, torch.float32):
             found = verify(folder)
             return "passed" if found.passed else "witness" if "had when it was saved" in found.problem else "refused"
         assert "contradicts itself" in verify(folder, "headers").problem or len(other.layers) > 9
@@ -228,7 +229,7 @@ def test_other_heads_over_the_same_matrices_are_found_out(
     save(tmp_path / "a", build(config, seed=1))
     words = {"num_attention_heads": heads, "num_key_value_heads": num_kv_heads, "head_dim": size}
     changed = config.model_copy(update={"attention": config.attention.model_dump() | words})
-    assert shapes_and_ties(meta_model(changed)) == shapes_and_ties(meta_model(config))
+    assert config_outline(changed, torch.float32) == config_outline(config, torch.float32)
     assert judged(config, tmp_path / "a", changed) == "witness"
 
 

@@ -12,8 +12,8 @@ from helpers.folders import resign
 from helpers.tiny import tiny_config, tiny_model
 from pellucid.batch import Batch
 from pellucid.checkpoints import LoadError, load, save, verify
-from pellucid.checkpoints.contract import read_contract
-from pellucid.checkpoints.store import CONTRACT, WEIGHTS
+from pellucid.checkpoints.contract import CONTRACT, read_contract
+from pellucid.checkpoints.weights import WEIGHTS
 from pellucid.data import PLAIN, Tokenizer, encode_chat, encode_prompt
 from pellucid.models import build
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pellucid.checkpoints.folder import read_pointer, resolve_checkpoint_path
+from pellucid.checkpoints.files import read_pointer, resolve_checkpoint_path
 from pellucid.errors import CheckpointError
 
 

@@ -14,8 +14,8 @@ from helpers.folders import resign
 from helpers.tiny import tiny_config, tiny_model
 from pellucid.batch import Batch
 from pellucid.checkpoints import MismatchError, load, save, verify
-from pellucid.checkpoints.store import CONTRACT
-from pellucid.checkpoints.weights import INDEX, SINGLE, read_weights
+from pellucid.checkpoints.contract import CONTRACT
+from pellucid.checkpoints.weights import INDEX, WEIGHTS, read_weights
 from pellucid.errors import CheckpointError
 from pellucid.models import build
 
@@ -53,7 +53,7 @@ def test_a_model_in_shards_is_the_same_model(sharded: Path) -> None:
     names = [path.name for path in shards(sharded)]
     assert names == [f"model-{n:05}-of-{len(names):05}.safetensors" for n in range(1, len(names) + 1)]
     assert len(names) > 3
-    assert not (sharded / SINGLE).exists()
+    assert not (sharded / WEIGHTS).exists()
     found = load(sharded, check="witness")
     assert torch.equal(found.model(BATCH).logits, tiny_model(seed=1)(BATCH).logits)
     assert set(found.contract.digests) == {*names, INDEX, CONTRACT}
@@ -81,7 +81,7 @@ def test_no_shard_is_larger_than_asked_unless_one_tensor_is(tmp_path: Path) -> N
 
 def test_what_fits_in_one_file_has_no_index(tmp_path: Path) -> None:
     save(tmp_path / "a", tiny_model(), max_shard_bytes=10**9)
-    assert sorted(os.listdir(tmp_path / "a")) == [SINGLE, CONTRACT]
+    assert sorted(os.listdir(tmp_path / "a")) == [WEIGHTS, CONTRACT]
 
 
 def test_shards_are_mapped_and_read_one_tensor_at_a_time(sharded: Path) -> None:

@@ -5,6 +5,7 @@ import os
 import pickle
 import resource
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,17 +18,17 @@ from safetensors.torch import load_file, save_file
 from helpers.folders import resign
 from helpers.tiny import tiny_model
 from pellucid.batch import Batch
-from pellucid.checkpoints import MismatchError, load, save, store, verify
-from pellucid.checkpoints.contract import stored_tensors
+from pellucid.checkpoints import MismatchError, load, save, verify
+from pellucid.checkpoints.contract import CONTRACT
 from pellucid.checkpoints.files import canonical_digest, digest
-from pellucid.checkpoints.load_report import LoadError
-from pellucid.checkpoints.store import WEIGHTS
-from pellucid.checkpoints.weights import write_tensors
+from pellucid.checkpoints.loading import TOKENIZER
+from pellucid.checkpoints.tensors import LoadError, stored_tensors
+from pellucid.checkpoints.weights import WEIGHTS, write_tensors
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import CheckpointError, InputError
-from pellucid.models.architectures import Decoder
 from pellucid.models.build import build
 from pellucid.models.config import ModelConfig
+from pellucid.models.model import Decoder
 
 BATCH = Batch.from_rows([[5, 8, 2, 9, 1], [7], [3, 3, 4]])
 
@@ -61,7 +62,7 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("store") / "saved"
-    store.save(folder, build(CONFIGS["tied"], seed=1))
+    save(folder, build(CONFIGS["tied"], seed=1))
     return folder
 
 
@@ -76,16 +77,16 @@ def same(a: Decoder, b: Decoder) -> bool:
 
 def rewrite(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
     """Change the contract by hand, the digests left as they are."""
-    path = folder / store.CONTRACT
+    path = folder / CONTRACT
     data = json.loads(path.read_text())
     change(data)
     path.write_text(json.dumps(data))
 
 
 def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
-    tensors = {name: tensor.clone() for name, tensor in load_file(folder / store.WEIGHTS).items()}
+    tensors = {name: tensor.clone() for name, tensor in load_file(folder / WEIGHTS).items()}
     change(tensors)
-    save_file(tensors, folder / store.WEIGHTS)
+    save_file(tensors, folder / WEIGHTS)
 
 
 # ---- there and back
@@ -94,8 +95,8 @@ def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], Non
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_loaded_model_is_the_saved_one(tmp_path: Path, tokenizer: Tokenizer, name: str) -> None:
     model = build(CONFIGS[name], seed=3)
-    store.save(tmp_path / "a", model, tokenizer=tokenizer)
-    found = store.load(tmp_path / "a", check="digests")
+    save(tmp_path / "a", model, tokenizer=tokenizer)
+    found = load(tmp_path / "a", check="digests")
     assert same(found.model, model)
     assert found.model.config == model.config
     assert not found.model.training
@@ -107,24 +108,24 @@ def test_a_loaded_model_is_the_saved_one(tmp_path: Path, tokenizer: Tokenizer, n
 
 
 def test_a_loaded_model_can_be_saved_again_byte_for_byte(tmp_path: Path, saved: Path) -> None:
-    store.save(tmp_path / "again", store.load(saved).model)
-    for name in (store.WEIGHTS, store.CONTRACT):
+    save(tmp_path / "again", load(saved).model)
+    for name in (WEIGHTS, CONTRACT):
         assert (tmp_path / "again" / name).read_bytes() == (saved / name).read_bytes()
 
 
 def test_changing_a_loaded_model_leaves_the_file_alone(saved: Path) -> None:
     """Weights are mapped, privately."""
-    before = (saved / store.WEIGHTS).read_bytes()
+    before = (saved / WEIGHTS).read_bytes()
     with torch.no_grad():
-        for parameter in store.load(saved).model.parameters():
+        for parameter in load(saved).model.parameters():
             parameter.add_(1)
-    assert (saved / store.WEIGHTS).read_bytes() == before
+    assert (saved / WEIGHTS).read_bytes() == before
 
 
 def test_a_tied_tensor_is_stored_once_and_loaded_as_one(saved: Path) -> None:
     """B101, B112: one name in the file, one parameter in the model."""
-    assert "lm_head.weight" not in load_file(saved / store.WEIGHTS)
-    found = store.load(saved)
+    assert "lm_head.weight" not in load_file(saved / WEIGHTS)
+    found = load(saved)
     assert found.model.lm_head.weight is found.model.embed_tokens.weight
     assert found.report.names("tied") == ("lm_head.weight",)
     assert found.contract.tied == {"lm_head.weight": "embed_tokens.weight"}
@@ -132,10 +133,10 @@ def test_a_tied_tensor_is_stored_once_and_loaded_as_one(saved: Path) -> None:
 
 def test_a_tied_tensor_may_lie_under_its_other_name(saved: Path) -> None:
     """B101: either name in the file gives the whole model."""
-    model = store.load(saved).model
+    model = load(saved).model
     logits = model(BATCH).logits.clone()
     change_weights(saved, lambda t: t.update({"lm_head.weight": t.pop("embed_tokens.weight")}))
-    found = store.load(saved).model
+    found = load(saved).model
     assert torch.equal(found(BATCH).logits, logits)
     assert found.lm_head.weight is found.embed_tokens.weight
     assert not any(p.is_meta for p in found.parameters())
@@ -143,7 +144,7 @@ def test_a_tied_tensor_may_lie_under_its_other_name(saved: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_a_cast_is_reported(saved: Path, dtype: torch.dtype) -> None:
-    found = store.load(saved, dtype=dtype)
+    found = load(saved, dtype=dtype)
     assert {p.dtype for p in found.model.parameters()} == {dtype}
     names = [name for name, _ in found.model.named_parameters()]
     assert list(found.report.names("cast")) == names
@@ -153,17 +154,17 @@ def test_a_cast_is_reported(saved: Path, dtype: torch.dtype) -> None:
 
 def test_a_model_of_another_dtype_comes_back_in_it(tmp_path: Path) -> None:
     model = build(CONFIGS["tied"], dtype=torch.float64)
-    store.save(tmp_path / "a", model)
-    found = store.load(tmp_path / "a")
+    save(tmp_path / "a", model)
+    found = load(tmp_path / "a")
     assert same(found.model, model)
     assert found.report.names("cast") == ()
 
 
 def test_the_contract_is_readable_and_stable(tmp_path: Path, tokenizer: Tokenizer) -> None:
     for name in ("a", "b"):
-        store.save(tmp_path / name, build(CONFIGS["tied"], seed=1), tokenizer=tokenizer)
-    text = (tmp_path / "a" / store.CONTRACT).read_text()
-    assert text == (tmp_path / "b" / store.CONTRACT).read_text()
+        save(tmp_path / name, build(CONFIGS["tied"], seed=1), tokenizer=tokenizer)
+    text = (tmp_path / "a" / CONTRACT).read_text()
+    assert text == (tmp_path / "b" / CONTRACT).read_text()
     data = json.loads(text)
     assert list(data) == [
         "schema_version",
@@ -183,8 +184,8 @@ def test_the_contract_is_readable_and_stable(tmp_path: Path, tokenizer: Tokenize
         "adds_bos": "document",
     }
     assert data["tensors"]["layers.1.attention.k_proj.weight"] == "float32[8, 16]"
-    own = data["digests"].pop(store.CONTRACT)
-    assert data["digests"] == {n: store.digest(tmp_path / "a" / n) for n in (store.WEIGHTS, store.TOKENIZER)}
+    own = data["digests"].pop(CONTRACT)
+    assert data["digests"] == {n: digest(tmp_path / "a" / n) for n in (WEIGHTS, TOKENIZER)}
     assert own == canonical_digest(data)
     assert max(map(len, text.splitlines())) < 200
 
@@ -193,10 +194,10 @@ def test_the_contract_is_readable_and_stable(tmp_path: Path, tokenizer: Tokenize
 
 
 def test_an_existing_target_is_refused(saved: Path) -> None:
-    before = (saved / store.WEIGHTS).read_bytes()
+    before = (saved / WEIGHTS).read_bytes()
     with pytest.raises(CheckpointError, match="exists already"):
-        store.save(saved, build(CONFIGS["tied"], seed=2))
-    assert (saved / store.WEIGHTS).read_bytes() == before
+        save(saved, build(CONFIGS["tied"], seed=2))
+    assert (saved / WEIGHTS).read_bytes() == before
 
 
 @contextmanager
@@ -216,9 +217,17 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, tokenizer: Tokenizer, size: 
         full_disk(size),
         pytest.raises(InputError, match=r"cannot write .*(too large|os error 27)") as caught,
     ):
-        store.save(tmp_path / "a", build(CONFIGS["tied"]), tokenizer=tokenizer)
+        save(tmp_path / "a", build(CONFIGS["tied"]), tokenizer=tokenizer)
     assert "\n" not in str(caught.value)
     assert os.listdir(tmp_path) == []
+
+
+def test_files_get_the_mode_of_any_new_file(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """A checkpoint is as open as its folder."""
+    save(tmp_path / "a", build(CONFIGS["tied"]), tokenizer=tokenizer, max_shard_bytes=5000)
+    (tmp_path / "new").touch()
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "a").iterdir()}
+    assert modes == {stat.S_IMODE((tmp_path / "new").stat().st_mode)}
 
 
 def test_a_model_that_was_changed_by_hand_is_refused(tmp_path: Path) -> None:
@@ -226,29 +235,31 @@ def test_a_model_that_was_changed_by_hand_is_refused(tmp_path: Path) -> None:
     grown = build(CONFIGS["tied"])
     grown.layers[0].extra = torch.nn.Linear(2, 2, bias=False)
     with pytest.raises(
-        CheckpointError, match=r"has \[2, 2\] as 'layers.0.extra.weight', but its config describes nothing"
+        CheckpointError, match=r"has float32\[2, 2\] as 'layers.0.extra.weight', but its config describes nothing"
     ):
-        store.save(tmp_path / "a", grown)
+        save(tmp_path / "a", grown)
     resized = build(CONFIGS["tied"])
     resized.norm.weight = torch.nn.Parameter(torch.ones(17))
-    with pytest.raises(CheckpointError, match=r"has \[17\] as 'norm.weight', but its config describes \[16\]"):
-        store.save(tmp_path / "a", resized)
+    with pytest.raises(
+        CheckpointError, match=r"has float32\[17\] as 'norm.weight', but its config describes float32\[16\]"
+    ):
+        save(tmp_path / "a", resized)
     untied = build(CONFIGS["tied"])
     untied.lm_head.weight = torch.nn.Parameter(untied.embed_tokens.weight.detach().clone())
     with pytest.raises(
         CheckpointError,
-        match=r"has \[300, 16\] as 'lm_head.weight', but its config describes the same as embed_tokens",
+        match=r"has float32\[300, 16\] as 'lm_head.weight', but its config describes the same as embed_tokens",
     ):
-        store.save(tmp_path / "a", untied)
+        save(tmp_path / "a", untied)
     with pytest.raises(CheckpointError, match=r"Linear without a ModelConfig in \.config cannot be saved"):
-        store.save(tmp_path / "a", torch.nn.Linear(2, 2))
+        save(tmp_path / "a", torch.nn.Linear(2, 2))
     assert os.listdir(tmp_path) == []
 
 
 def test_a_tokenizer_with_too_many_tokens_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
     small = build(config(vocab_size=260))
     with pytest.raises(CheckpointError, match=rf"tokenizer has {tokenizer.vocab_size} tokens but the model only 260"):
-        store.save(tmp_path / "a", small, tokenizer=tokenizer)
+        save(tmp_path / "a", small, tokenizer=tokenizer)
 
 
 # ---- what loading refuses
@@ -256,7 +267,7 @@ def test_a_tokenizer_with_too_many_tokens_is_refused(tmp_path: Path, tokenizer: 
 
 def damage_report(folder: Path) -> dict[str, str]:
     with pytest.raises(LoadError) as caught:
-        store.load(folder)
+        load(folder)
     return {t.name: t.status for t in caught.value.report if t.status not in ("loaded", "tied")}
 
 
@@ -282,7 +293,7 @@ def test_every_tensor_that_is_wrong_is_named(saved: Path) -> None:
 def test_the_error_names_what_it_met_and_what_it_wanted(saved: Path) -> None:
     change_weights(saved, lambda t: t.update({"norm.weight": torch.ones(17)}))
     with pytest.raises(LoadError) as caught:
-        store.load(saved)
+        load(saved)
     assert str(caught.value) == (
         f"{saved} does not hold the tensors of its contract: mismatched 'norm.weight' "
         "(the contract wants float32[16], the file holds float32[17]); nothing was loaded"
@@ -326,16 +337,16 @@ def test_a_contract_that_does_not_hold_is_refused(
     """B106: a pre-norm checkpoint is no post-norm one; nothing unknown is passed over."""
     rewrite(saved, change)
     with pytest.raises(CheckpointError, match=words):
-        store.load(saved)
+        load(saved)
 
 
 @pytest.mark.parametrize(
     "content", [b"", b"[]", b"{", b"[" * 100_000, b"\xff", b'{"schema_version": ' + b"9" * 9999 + b"}"]
 )
 def test_a_contract_that_is_none_is_refused(saved: Path, content: bytes) -> None:
-    (saved / store.CONTRACT).write_bytes(content)
-    with pytest.raises(CheckpointError, match=store.CONTRACT):
-        store.load(saved)
+    (saved / CONTRACT).write_bytes(content)
+    with pytest.raises(CheckpointError, match=CONTRACT):
+        load(saved)
 
 
 def test_pickles_are_never_opened(saved: Path) -> None:
@@ -346,13 +357,13 @@ def test_pickles_are_never_opened(saved: Path) -> None:
         def __reduce__(self) -> tuple[Any, ...]:
             return Path.touch, (canary,)
 
-    (saved / store.WEIGHTS).write_bytes(pickle.dumps(Bomb()))
+    (saved / WEIGHTS).write_bytes(pickle.dumps(Bomb()))
     with pytest.raises(CheckpointError, match="not safetensors"):
-        store.load(saved)
-    (saved / store.WEIGHTS).unlink()
+        load(saved)
+    (saved / WEIGHTS).unlink()
     torch.save(Bomb(), saved / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match=r"holds pytorch_model\.bin, which may be a pickle and is never opened"):
-        store.load(saved)
+        load(saved)
     assert not canary.exists()
 
 
@@ -368,41 +379,41 @@ def test_pickles_are_refused_beside_good_weights_too(saved: Path, name: str) -> 
     torch.save(Bomb(), saved / name)
     for check in ("headers", "digests", "witness"):
         with pytest.raises(CheckpointError, match=rf"holds {name}, which may be a pickle .*; remove it, "):
-            store.load(saved, check=check)
+            load(saved, check=check)
     assert not canary.exists()
 
 
 def test_digests_tell_a_changed_weight(saved: Path) -> None:
     change_weights(saved, lambda t: t["norm.weight"].add_(1))
-    store.load(saved)
+    load(saved)
     with pytest.raises(CheckpointError, match="was changed or damaged"):
-        store.load(saved, check="digests")
+        load(saved, check="digests")
 
 
 def test_another_tokenizer_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
     """At every level, by its digest; one of another size also when somebody signed it."""
-    store.save(tmp_path / "a", build(CONFIGS["tied"]), tokenizer=tokenizer)
-    path = tmp_path / "a" / store.TOKENIZER
+    save(tmp_path / "a", build(CONFIGS["tied"]), tokenizer=tokenizer)
+    path = tmp_path / "a" / TOKENIZER
     path.unlink()
     Tokenizer.train(["quite other words, and more of them, all different"], vocab_size=262).save(path)
     with pytest.raises(CheckpointError, match=r"tokenizer\.json has SHA-256"):
-        store.load(tmp_path / "a")
+        load(tmp_path / "a")
     resign(tmp_path / "a", lambda data: None)
     with pytest.raises(CheckpointError, match="another model's tokenizer"):
-        store.load(tmp_path / "a")
+        load(tmp_path / "a")
     path.unlink()
     Tokenizer.train(["quite other words, and more of them"] * 9, vocab_size=tokenizer.vocab_size).save(path)
     for check in ("headers", "digests", "witness"):
         with pytest.raises(CheckpointError, match=r"tokenizer\.json has SHA-256"):
-            store.load(tmp_path / "a", check=check)
+            load(tmp_path / "a", check=check)
 
 
 def test_a_folder_that_is_none_says_where_to_look(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="nowhere does not exist; give a folder that was saved"):
-        store.load(tmp_path / "nowhere")
-    store.save(tmp_path / "run" / "checkpoints" / "step-00000007", build(CONFIGS["tied"]))
+        load(tmp_path / "nowhere")
+    save(tmp_path / "run" / "checkpoints" / "step-00000007", build(CONFIGS["tied"]))
     with pytest.raises(CheckpointError, match=r"has no pellucid\.json; did you mean .*/step-00000007\?"):
-        store.load(tmp_path / "run")
+        load(tmp_path / "run")
 
 
 def test_a_model_is_seen_as_its_tensors_under_first_names() -> None:

@@ -13,8 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from helpers.folders import resign
 from helpers.tiny import tiny_config
 from pellucid.checkpoints import WitnessError, load, save, verify
-from pellucid.checkpoints.contract import read_contract
-from pellucid.checkpoints.store import CONTRACT
+from pellucid.checkpoints.contract import CONTRACT, read_contract
 from pellucid.checkpoints.tokenizer_fingerprint import CHATS, SAMPLE, tokenizer_fingerprint
 from pellucid.data import PLAIN, ChatTemplate, Tokenizer
 from pellucid.errors import CheckpointError

@@ -12,11 +12,10 @@ import torch
 from helpers.folders import resign
 from helpers.tiny import KINDS, tiny_config, tiny_model
 from pellucid.batch import Batch
-from pellucid.checkpoints import WitnessError, fingerprint, load, reference_forward, save, verify
-from pellucid.checkpoints.contract import meta_model, read_contract, stored_tensors
-from pellucid.checkpoints.probe_inputs import FARTHEST, splitmix64
-from pellucid.checkpoints.probe_set import WitnessProbe, probes_of
-from pellucid.checkpoints.store import CONTRACT
+from pellucid.checkpoints import WitnessError, load, reference_forward, save, verify, witness
+from pellucid.checkpoints.contract import CONTRACT, WitnessProbe, read_contract
+from pellucid.checkpoints.probe_set import FARTHEST, probes_of, splitmix64
+from pellucid.checkpoints.tensors import stored_tensors
 from pellucid.errors import CheckpointError
 from pellucid.models import build
 from pellucid.nn import cache as caches
@@ -159,9 +158,9 @@ def test_the_exact_forward_is_the_model_in_float64() -> None:
 def test_a_large_model_is_asked_part_by_part(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny_config(kind)
     stored, tied = stored_tensors(build(config, seed=1))
-    whole = fingerprint.witness_of(config, stored.__getitem__, tied)
+    whole = witness.witness_of(config, stored.__getitem__, tied)
     monkeypatch.setattr(reference_forward, "SMALL", 0)
-    assert fingerprint.witness_of(config, stored.__getitem__, tied) == whole
+    assert witness.witness_of(config, stored.__getitem__, tied) == whole
     model = reference_forward.reference_model(config, stored.__getitem__, tied)
     model(Batch.from_rows([[1, 2, 3]]))
     kept = {name for name, weight in model.named_parameters() if not weight.is_meta}
@@ -256,8 +255,7 @@ def test_dropout_is_portable_and_seen_at_each_site(site: str) -> None:
     """Only ``training`` sees it; the dice are the same on every machine, and the rate is the one asked for."""
     stored, tied = stored_tensors(build(tiny_config(), seed=1))
     quiet, loud = (
-        fingerprint.witness_of(tiny_config(dropout=sites), stored.__getitem__, tied).probes
-        for sites in ({}, {site: 0.5})
+        witness.witness_of(tiny_config(dropout=sites), stored.__getitem__, tied).probes for sites in ({}, {site: 0.5})
     )
     assert {name for name in quiet if quiet[name] != loud[name]} == {"training"}
     with reference_forward.DeterministicDropout():
@@ -316,4 +314,4 @@ def test_the_report_of_a_verification_is_plain_data(tmp_path: Path) -> None:
     quick = verify(tmp_path / "a", "headers")
     assert quick.passed
     assert quick.differences == ()
-    assert meta_model(tiny_config(hidden_size=16)).config == load(tmp_path / "a").contract.model
+    assert build(tiny_config(hidden_size=16), device="meta").config == load(tmp_path / "a").contract.model

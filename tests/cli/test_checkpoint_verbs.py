@@ -10,7 +10,8 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from pellucid.checkpoints import load, save
-from pellucid.checkpoints.store import CONTRACT, WEIGHTS
+from pellucid.checkpoints.contract import CONTRACT
+from pellucid.checkpoints.weights import WEIGHTS
 from pellucid.cli.main import main
 from pellucid.data import PLAIN, Tokenizer
 from pellucid.models import ModelConfig, build

@@ -11,7 +11,7 @@ import yaml
 
 from pellucid.cli.main import main
 from pellucid.errors import InputError
-from pellucid.training.lock import Lock
+from pellucid.training.run_folder import Lock
 from pellucid.training.run_summary import differences, find_runs, read_run
 
 Captured = pytest.CaptureFixture[str]

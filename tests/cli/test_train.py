@@ -16,8 +16,8 @@ from pellucid.cli.main import main
 from pellucid.configfile import to_yaml
 from pellucid.training import setup
 from pellucid.training.config import TrainConfig
-from pellucid.training.events import Stepped
 from pellucid.training.loggers import MetricsLog
+from pellucid.training.results import Stepped
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from pellucid.checkpoints import Checkpoint, load, save
 from pellucid.cli import common
 from pellucid.cli.main import main
 from pellucid.generation import BeamSearchConfig, GenerationConfig, generate, generate_n_best
-from pellucid.models.architectures import Decoder
 from pellucid.models.build import build
+from pellucid.models.model import Decoder
 
 Captured = pytest.CaptureFixture[str]
 

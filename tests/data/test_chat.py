@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jinja2.sandbox import SandboxedEnvironment
 
 from pellucid.checkpoints import load, save
-from pellucid.checkpoints.load_report import MismatchError
+from pellucid.checkpoints.contract import MismatchError
 from pellucid.data import PLAIN, ChatTemplate, Tokenizer, encode_chat, encode_prompt
 from pellucid.data.chat import reply_end
 from pellucid.data.sandbox import Limits

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from helpers.table_model import PrefixTableModel, SourceTableModel, TableModel
+from helpers.tiny import tiny_model
 from pellucid.errors import InputError, LengthError, UnsupportedError
 from pellucid.generation import GenerationConfig, decode, generate_ids
 
@@ -235,6 +236,15 @@ def test_the_callers_prompt_is_left_alone() -> None:
     prompt = [1, 2]
     generate_ids(TableModel.random(9), [prompt], GenerationConfig(max_new_tokens=2))
     assert prompt == [1, 2]
+
+
+def test_a_cache_that_could_not_serve_the_whole_answer_is_refused_before_the_first_token() -> None:
+    scaling = {"kind": "dynamic", "factor": 2.0, "original_max_position_embeddings": 8}
+    model = tiny_model(position={"kind": "rope", "scaling": scaling})
+    assert len(generate_ids(model, [[1] * 6], GenerationConfig(max_new_tokens=3))[0].tokens) == 3
+    with pytest.raises(UnsupportedError, match="prompt 0 has 6 tokens and grows to 9, past where its rotary scaling"):
+        generate_ids(model, [[1] * 6], GenerationConfig(max_new_tokens=4))
+    assert len(generate_ids(model, [[1] * 6], GenerationConfig(max_new_tokens=4), use_cache=False)[0].tokens) == 4
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -10,9 +10,9 @@ from pellucid.batch import Batch
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import LengthError
 from pellucid.generation import GenerationConfig, generate, generate_ids, stream
-from pellucid.models.architectures import Decoder
 from pellucid.models.build import build
 from pellucid.models.config import ModelConfig
+from pellucid.models.model import Decoder
 
 PROMPTS = [[5, 8, 2, 11, 7, 3], [9], [4, 4, 1]]
 POSITIONS = {

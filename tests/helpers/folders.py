@@ -3,9 +3,11 @@
 import json
 from pathlib import Path
 
-from pellucid.checkpoints.contract import meta_model, stored_tensors, with_digest
-from pellucid.checkpoints.store import CONTRACT, digest
+from pellucid.checkpoints.contract import CONTRACT, with_digest
+from pellucid.checkpoints.files import digest
+from pellucid.checkpoints.tensors import stored_tensors
 from pellucid.checkpoints.weights import TensorSpec
+from pellucid.models import build
 
 
 def resign(folder: Path, change) -> None:
@@ -20,6 +22,6 @@ def resign(folder: Path, change) -> None:
 
 def describe(data: dict, config) -> None:
     """Make a contract's data speak of ``config`` in every place, whatever its files hold."""
-    stored, tied = stored_tensors(meta_model(config))
+    stored, tied = stored_tensors(build(config, device="meta"))
     tensors = {name: str(TensorSpec.of(tensor)) for name, tensor in stored.items()}
     data.update(model=config.model_dump(mode="json"), tensors=tensors, tied=tied)

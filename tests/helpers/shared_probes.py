@@ -150,7 +150,7 @@ def p_cache(model):
             ends = [sum(chunks[: place + 1]) for place in range(len(chunks))]
             pairs = [(a - lag, b - lag) for lag in (0, 1, 2) for a, b in pairwise(ends)]
             if crosses is not None and any(a > 0 and crosses(a, b) for a, b in pairs):
-                with pytest.raises(UnsupportedError, match="turned by other angles"):
+                with pytest.raises(UnsupportedError, match="rotated by other angles"):
                     _through_a_cache(model, chunks, side)
                 continue
             for got, row in zip(_through_a_cache(model, chunks, side), expected, strict=True):

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from pellucid.checkpoints.files import canonical_digest, digest
 from pellucid.training.config import TrainConfig
-from pellucid.training.events import Event, Stepped, Warned
+from pellucid.training.results import Event, Stepped, Warned
 
 STEP = ("step", "tokens", "num_targets", "loss", "learning_rate", "grad_norm", "epoch")
 VALIDATION = ("step", "bits_per_byte", "best", "final")

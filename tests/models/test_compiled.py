@@ -60,12 +60,17 @@ for rows, how in (
 
 
 WHOLE = """
+import sys
+
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import pellucid as pl
+from pellucid.data.objectives import causal
+from pellucid.errors import ShapeError
 from pellucid.models.build import build
 
+want = sys.argv[1]
 torch.set_num_threads(1)
 config = {
     "vocab_size": 50, "hidden_size": 16, "layers": ["causal", "causal & window(3)"],
@@ -79,9 +84,14 @@ compiled = torch.compile(model, fullgraph=True, backend=counter)
 
 def outcome(function, batch):
     model.zero_grad()
-    logits = function(batch).logits
-    logits.square().sum().backward()
-    return [logits.detach(), *(parameter.grad.clone() for parameter in model.parameters())]
+    if want == "loss":
+        loss = function(causal(batch), want="loss").loss
+        (loss.total * 0.7).backward()
+        found = [loss.total.detach(), loss.count]
+    else:
+        found = [function(batch).logits]
+        found[0].square().sum().backward()
+    return [*found, *(parameter.grad.clone() for parameter in model.parameters())]
 
 
 plain = [[[1, 2, 3, 4], [5, 6, 7, 8]], [[1, 2, 3, 4, 5, 6], [5, 6, 7, 8, 9, 1]], [[1, 2, 3]] * 3]
@@ -91,13 +101,23 @@ for number, rows in enumerate(plain + others, 1):
     for got, expected in zip(outcome(compiled, batch), outcome(model, batch), strict=True):
         torch.testing.assert_close(got, expected, atol=1e-10, rtol=0)
     assert counter.frame_count == min(number, 3), (rows, counter.frame_count)
+if want == "loss":
+    wrong = pl.Batch.from_rows([[1, 2, 3]]).with_labels(torch.tensor([[2, 50, -100]]))
+    for function in (model, compiled):
+        try:
+            function(wrong, want="loss")
+        except ShapeError as error:
+            assert "label 50 is outside the vocabulary of 50" in str(error)
+        else:
+            raise AssertionError("a label outside the vocabulary was taken")
 """
 
 
-def test_a_decoder_is_one_graph_forwards_and_backwards():
+@pytest.mark.parametrize("want", ["logits", pytest.param("loss", marks=pytest.mark.slow)])
+def test_a_decoder_is_one_graph_forwards_and_backwards(want):
     """``fullgraph=True``: one graph for the first size, one for lengths, one for rows; padding brings no other."""
     place = Path(__file__).parents[1]
-    command = [sys.executable, "-c", WHOLE]
+    command = [sys.executable, "-c", WHOLE, want]
     run = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=300, check=False)
     assert run.returncode == 0, run.stderr[-3000:]
 

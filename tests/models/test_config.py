@@ -90,7 +90,7 @@ TOGETHER = [
     ({"attention": HEADS | {"clip_qkv": 0}}, "clip_qkv is 0, but must be more than 0"),
     ({"attention": LATENT | {"head_dim": 8}}, "head_dim"),
     ({"attention": LATENT | {"qk_rope_head_dim": 5}}, "make it even"),
-    ({"attention": LATENT, "position": {"kind": "learned", "max_position_embeddings": 9}}, "turns its shared key"),
+    ({"attention": LATENT, "position": {"kind": "learned", "max_position_embeddings": 9}}, "rotates its shared key"),
     ({"attention": LATENT, **PAIR}, "give cross_attention its num_attention_heads"),
     ({"family": "encodr"}, "family is 'encodr', but must be 'encoder', 'decoder' or 'encoder_decoder'"),
     ({"family": ["encoder"]}, "family is"),
@@ -128,7 +128,7 @@ TOGETHER = [
         "'sinusoidal' is added on entry, before any layer",
     ),
     ({"position": {"kind": "rope", "rotary_dim": 3}}, "make it even"),
-    ({"position": {"kind": "rope", "rotary_dim": 64}}, "a head of 8 features can turn 2 to 8"),
+    ({"position": {"kind": "rope", "rotary_dim": 64}}, "rotary_dim is 64, but must be 2 to the 8 features of a head"),
     (
         {
             "position": {
@@ -158,7 +158,7 @@ TOGETHER = [
         "give attention_factor, or factor",
     ),
     ({"position": {"kind": "rope", "rotary_dim": 65}}, "rotary_dim is 65; make it even"),
-    ({"position": {"kind": "rope", "rotary_dim": 66}}, "rotary_dim is 66, but a head"),
+    ({"position": {"kind": "rope", "rotary_dim": 66}}, "rotary_dim is 66, but must be 2"),
     (
         {"position": {"kind": "relative_bias", "num_buckets": 3, "bidirectional": True}},
         "num_buckets is 3, but bidirectional",

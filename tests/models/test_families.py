@@ -197,7 +197,7 @@ def test_a_document_past_the_limit_is_refused_with_a_cache_too():
 
 def test_a_length_that_the_host_does_not_know_is_not_asked_for(monkeypatch):
     """As while a compiler looks on: a table's own end is all that remains."""
-    monkeypatch.setattr("pellucid.models.model.host_layout", lambda places: None)
+    monkeypatch.setattr("pellucid.visibility.Coordinates.read_layout", lambda _: None)
     batch = Batch.from_rows([[1, 2, 3, 4, 5]])
     queries, keys = model_of(max_position_embeddings=4).resolve_coordinates(batch, None)
     assert queries is keys

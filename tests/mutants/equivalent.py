@@ -16,9 +16,9 @@ EQUIVALENT: dict[str, str] = {
     "nn/backends/sdpa.py infer_is_causal: key.slots - 1 -> key.slots + 1": _LONGER,
     "nn/backends/sdpa.py infer_is_causal: is_plain_causal(rule, length) or is_plain_causal(rule, key.slots)"
     " -> is_plain_causal(rule, key.slots)": _LONGER,
-    "nn/losses.py _LinearCrossEntropy.forward: needs_b and bias_V is not None -> needs_b": _NO_BIAS,
-    "nn/losses.py _LinearCrossEntropy.forward: range(0, hidden_CD.shape[0], chunk)"
-    " -> range(0, hidden_CD.shape[0] + 1, chunk)": _NO_ROWS,
+    "nn/losses.py _loss_and_gradients: x is not None and needs -> needs": _NO_BIAS,
+    "nn/losses.py _loss_and_gradients: range(0, hidden_CD.shape[0], chunk_size)"
+    " -> range(0, hidden_CD.shape[0] + 1, chunk_size)": _NO_ROWS,
     "models/model.py Model.resolve_coordinates: most is not None and layout is not None and"
     " (layout.max_position >= most)"
     " -> layout is not None and layout.max_position >= most": _NO_LIMIT,

@@ -387,9 +387,9 @@ def test_a_rotary_that_goes_by_length_refuses_to_go_on():
     rotary = Rotary(4, scaling=LongRopeScaling([1.0, 1.5], [2.0, 4.0], original_max_position_embeddings=8, factor=2.0))
     part = GroupedQueryAttention(D, num_heads=2, num_kv_heads=2, head_dim=4, rule=causal(), rotary=rotary).double()
     same_group = [layer(part)]
-    cache = new_cache(same_group, 1, 16, crosses=rotary.changes_angles)
+    cache = new_cache(same_group, 1, 16, changes_angles=rotary.scaling.changes_angles)
     x = stream(1, 9)
     run(same_group, x[:, :8], Coordinates.range(8), cache)
-    with pytest.raises(UnsupportedError, match="a document of 8 tokens, which are turned by other angles than in one"):
+    with pytest.raises(UnsupportedError, match="a document of 8 tokens, which are rotated by other angles than in one"):
         run(same_group, x[:, 8:], Coordinates.range(1), cache)
     assert cache.sequence_lengths == [8]

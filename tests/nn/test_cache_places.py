@@ -193,7 +193,7 @@ def test_what_was_handed_out_stays_as_it_was():
 
 def test_a_document_neither_grows_nor_shrinks_past_its_angles():
     """Other angles from 4 tokens on: 3 may become 3, or another document 9, but never 3 become 4 or 5 become 3."""
-    cache = empty(crosses=lambda before, after: (before > 3) != (after > 3))
+    cache = empty(changes_angles=lambda before, after: (before > 3) != (after > 3))
     take(cache, laid_out((3, 2), (0, 1), 3))
     with pytest.raises(UnsupportedError, match=r"a document of 3 tokens, .* than in one of 4; run all 4 tokens again"):
         cache.begin_append(Coordinates.range(1, 2))

@@ -27,7 +27,7 @@ def inputs(rows=3, slots=7, size=6, vocabulary=11, dtype=torch.float64):
 def test_value_and_gradients_equal_the_plain_formula(chunk, smoothing, softcap, multiplier):
     """Logits are multiplied before they are bent, and with their bias."""
     hidden, weight, bias, labels = inputs()
-    settings = {"chunk": chunk, "label_smoothing": smoothing, "softcap": softcap, "multiplier": multiplier}
+    settings = {"chunk_size": chunk, "label_smoothing": smoothing, "softcap": softcap, "multiplier": multiplier}
     loss = linear_cross_entropy(hidden, weight, labels, bias_V=bias, **settings)
     (loss.total * 0.7).backward()
     got = [x.grad.clone() for x in (hidden, weight, bias)]
@@ -84,8 +84,8 @@ def test_counting_is_by_the_ignored_value_alone():
     labels[:] = 0
     labels[0, :3] = 7
     assert linear_cross_entropy(hidden, weight, labels).count.item() == 21
-    assert linear_cross_entropy(hidden, weight, labels, ignored=7).count.item() == 18
-    assert linear_cross_entropy(hidden, weight, labels, ignored=0).count.item() == 3
+    assert linear_cross_entropy(hidden, weight, labels, ignore_index=7).count.item() == 18
+    assert linear_cross_entropy(hidden, weight, labels, ignore_index=0).count.item() == 3
 
 
 def test_sums_add_up_and_means_are_taken_once():
@@ -108,7 +108,7 @@ def test_no_large_logits_are_held():
     hidden = torch.randn(1, 4096, 8, requires_grad=True)
     weight = torch.randn(4096, 8, requires_grad=True)
     with Largest():
-        linear_cross_entropy(hidden, weight, torch.zeros(1, 4096, dtype=torch.long), chunk=128).total.backward()
+        linear_cross_entropy(hidden, weight, torch.zeros(1, 4096, dtype=torch.long), chunk_size=128).total.backward()
     assert max(sizes) <= 128 * 4096
 
 
@@ -166,14 +166,16 @@ def test_float64_stays_float64_under_autocast():
 def test_told_positions_are_believed_and_no_number_is_asked_of_the_device(monkeypatch):
     hidden, weight, _, labels = inputs()
     told = (labels.flatten() != IGNORED).nonzero()[:, 0]
-    some = linear_cross_entropy(hidden, weight, labels, counted=told[:4])
+    some = linear_cross_entropy(hidden, weight, labels, label_indices=told[:4])
     assert some.count.item() == 4
     alone = torch.full_like(labels, IGNORED)
     alone.flatten()[told[:4]] = labels.flatten()[told[:4]]
     torch.testing.assert_close(some.total, linear_cross_entropy(hidden, weight, alone).total)
     # labels without numbers, in front of a kernel that is not for them
     monkeypatch.setattr("pellucid.nn.losses._LinearCrossEntropy.apply", lambda hidden_CD, *_: hidden_CD.sum())
-    loss = linear_cross_entropy(*(x.detach().to("meta") for x in (hidden, weight, labels)), counted=told.to("meta"))
+    loss = linear_cross_entropy(
+        *(x.detach().to("meta") for x in (hidden, weight, labels)), label_indices=told.to("meta")
+    )
     assert loss.total.device.type == "meta"
 
 

@@ -132,7 +132,7 @@ def test_parts_that_cannot_be_turned(rotated):
 
 
 def test_a_head_of_another_size_is_refused():
-    with pytest.raises(ShapeError, match=r"have 8 features, but this Rotary turns heads of 4; make it Rotary\(8\)"):
+    with pytest.raises(ShapeError, match=r"have 8 features, but this Rotary rotates heads of 4; make it Rotary\(8\)"):
         Rotary(4)(torch.zeros(1, 1, 1, 8), at(0))
 
 

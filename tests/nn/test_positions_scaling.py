@@ -225,8 +225,8 @@ def test_crosses_says_where_a_cache_ends():
         Llama3Scaling(8.0, 1.0, 4.0, 8),
     ):
         assert not steady.changes_angles(6, 1000)
-    assert Rotary(4, scaling=LONG).changes_angles(8, 9)
-    assert not Rotary(4).changes_angles(8, 9)
+    assert Rotary(4, scaling=LONG).scaling.changes_angles(8, 9)
+    assert not Rotary(4).scaling.changes_angles(8, 9)
 
 
 @pytest.mark.parametrize("scaling", [LONG, NTK], ids=["longrope", "dynamic"])
@@ -247,7 +247,7 @@ def test_tables_are_never_mixed(scaling, told):
         turn(1, 8)
     kind = type(scaling).__name__
     assert str(error.value) == (
-        f"{kind} turns a document of 9 tokens by other angles than its first 8, which are not in this pass; "
+        f"{kind} rotates a document of 9 tokens by other angles than its first 8, which are not in this pass; "
         "run all 9 tokens again, with an empty cache or none"
     )
     turn(9, 0)
@@ -314,11 +314,11 @@ def test_numbers_that_mean_nothing_are_refused(make, message):
 
 
 def test_tables_that_do_not_fit_the_head_are_refused():
-    with pytest.raises(ShapeError, match="2 short and 2 long divisors, but 8 turned features are 4 pairs"):
+    with pytest.raises(ShapeError, match="2 short and 2 long divisors, but 8 rotated features are 4 pairs"):
         Rotary(8, scaling=LONG)
-    with pytest.raises(ShapeError, match="2 features are turned; turn 4 or more"):
+    with pytest.raises(ShapeError, match="2 features are rotated; rotate 4 or more"):
         Rotary(8, rotary_dim=2, scaling=NTK)
-    with pytest.raises(ShapeError, match="of 4 pairs none would turn"):
+    with pytest.raises(ShapeError, match="of 4 pairs none would rotate"):
         Rotary(8, scaling=PartialScaling(0.1))
     assert Rotary(8, rotary_dim=4, scaling=LONG).rotary_dim == 4
 

@@ -7,7 +7,6 @@ import torch
 
 from pellucid.errors import InputError, LengthError, ShapeError
 from pellucid.nn.positions import LearnedPositions, SinusoidalPositions, TokenTypeEmbedding
-from pellucid.nn.positions.frequencies import host_layout
 from pellucid.visibility import Coordinates
 
 
@@ -148,8 +147,8 @@ def test_a_position_before_the_first_is_refused_in_any_document():
 
 def test_a_layout_is_read_off_once_where_that_can_be_done(monkeypatch):
     places = untold(Coordinates.range(3))
-    assert host_layout(places) is host_layout(places) == Coordinates.range(3).layout
-    assert host_layout(untold(far_away(places))) is None
+    assert places.read_layout() is places.read_layout() == Coordinates.range(3).layout
+    assert untold(far_away(places)).read_layout() is None
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert host_layout(untold(Coordinates.range(3))) is None
-    assert host_layout(Coordinates.range(3)) == Coordinates.range(3).layout
+    assert untold(Coordinates.range(3)).read_layout() is None
+    assert Coordinates.range(3).read_layout() == Coordinates.range(3).layout

@@ -20,13 +20,13 @@ from typing import Any
 
 import torch
 
-from pellucid.checkpoints import load, store
+from pellucid.checkpoints import files, load, saving
 from pellucid.data.loader import Loader
 from pellucid.errors import InputError
-from pellucid.models.architectures import Decoder
+from pellucid.models.model import Decoder
 from pellucid.training import TrainConfig, state, train
-from pellucid.training.events import Event, Prepared
-from pellucid.training.optim import OptimizerSet
+from pellucid.training.results import Event, Prepared
+from pellucid.training.step import OptimizerSet
 
 importlib.import_module("torch._dynamo")  # which a model without memory needs: once for all lives
 
@@ -155,8 +155,8 @@ POINTS: dict[str, Callable[[Death], None]] = {
     "optimizer": lambda die: around(OptimizerSet, "step", after=lambda *_: die()),
     "log": in_write,
     "state written": lambda die: around(state, "save_state", after=lambda *_: die()),
-    "weights written": lambda die: around(store, "write_weights", after=lambda *_: die()),
-    "folder written": lambda die: around(store, "write", after=lambda *_: die()),
+    "weights written": lambda die: around(saving, "write_weights", after=lambda *_: die()),
+    "folder written": lambda die: around(files, "_sync_tree", before=lambda *_: die()),
     "sync": lambda die: around(os, "fsync", before=lambda *_: die()),
     "before rename": lambda die: around(Path, "rename", before=lambda *_: die()),
     "after rename": lambda die: around(Path, "rename", after=lambda *_: die()),

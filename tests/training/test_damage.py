@@ -11,10 +11,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from helpers.small_run import assert_same, files, resigned, small_config, small_words, warned
-from pellucid.checkpoints import store
+from pellucid.checkpoints.contract import CONTRACT
+from pellucid.checkpoints.loading import TOKENIZER, load
+from pellucid.checkpoints.saving import save
+from pellucid.checkpoints.weights import WEIGHTS
 from pellucid.errors import CheckpointError
-from pellucid.training.events import Event, Finished, Resumed, Stepped
 from pellucid.training.loop import train
+from pellucid.training.results import Event, Finished, Resumed, Stepped
 
 LAST = "checkpoints/step-00000006"
 
@@ -54,8 +57,8 @@ def torn(name: str) -> Callable[[Path], None]:
 
 
 def unreadable(run: Path) -> None:
-    (run / LAST / store.WEIGHTS).unlink()
-    (run / LAST / store.WEIGHTS).mkdir()
+    (run / LAST / WEIGHTS).unlink()
+    (run / LAST / WEIGHTS).mkdir()
 
 
 def of_step_4(run: Path) -> None:
@@ -64,18 +67,18 @@ def of_step_4(run: Path) -> None:
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "a flipped byte": (lambda run: flip(run / LAST / store.WEIGHTS), "was changed or damaged"),
+    "a flipped byte": (lambda run: flip(run / LAST / WEIGHTS), "was changed or damaged"),
     "a flipped byte of the state": (lambda run: flip(run / LAST / "training/state.safetensors"), "not what state.json"),
-    "torn weights": (torn(store.WEIGHTS), store.WEIGHTS),
-    "a torn contract": (torn(store.CONTRACT), "cannot be read as JSON"),
+    "torn weights": (torn(WEIGHTS), WEIGHTS),
+    "a torn contract": (torn(CONTRACT), "cannot be read as JSON"),
     "torn tensors": (torn("training/state.safetensors"), "not what state.json was written with"),
     "torn counters": (torn("training/state.json"), "cannot be read as JSON"),
-    "another version": (lambda run: edit(run / LAST / store.CONTRACT, schema_version=9), "schema_version 9"),
+    "another version": (lambda run: edit(run / LAST / CONTRACT, schema_version=9), "schema_version 9"),
     "another version of the state": (lambda run: edit(run / LAST / "training/state.json", schema_version=2), "reads 3"),
     "another best": (lambda run: edit(run / LAST / "training/state.json", best=0.5), "says something else than when"),
     "a read error": (unreadable, "cannot read"),
     "no state": (lambda run: shutil.rmtree(run / LAST / "training"), "state.json"),
-    "no tokenizer": (lambda run: (run / LAST / store.TOKENIZER).unlink(), "tokenizer.json"),
+    "no tokenizer": (lambda run: (run / LAST / TOKENIZER).unlink(), "tokenizer.json"),
     "two steps": (of_step_4, "holds the state of step 4; it was put together from two"),
 }
 
@@ -152,7 +155,7 @@ def test_last_turned_back_by_hand_is_turned_forward(run: Path, straight: tuple[d
 def test_several_are_passed_over_and_no_name_is_taken_twice(run: Path, straight: tuple[dict[str, Any], Path]) -> None:
     (run / "checkpoints/step-00000006.damaged").mkdir()
     for step in (4, 6):
-        flip(run / f"checkpoints/step-{step:08d}" / store.WEIGHTS)
+        flip(run / f"checkpoints/step-{step:08d}" / WEIGHTS)
     events = list[Event]()
     train(small_config(straight[0]), run, on_event=events.append)
     assert [event.step for event in events if isinstance(event, Resumed)] == [2]
@@ -187,7 +190,7 @@ def test_none_that_can_be_used_is_refused_and_nothing_is_changed(
 ) -> None:
     """Once they were removed, and the run began again at step 0."""
     for path in (run / "checkpoints").iterdir():
-        edit(path / store.CONTRACT, schema_version=9)
+        edit(path / CONTRACT, schema_version=9)
     before = files(run)
     with pytest.raises(
         CheckpointError, match=r"no checkpoint of the run in .* \(step-00000006: .*schema_version 9"
@@ -232,10 +235,10 @@ def test_a_checkpoint_of_another_model_is_refused(
 
 def test_weights_of_another_type_are_refused(run: Path, straight: tuple[dict[str, Any], Path]) -> None:
     """Half of each number is lost."""
-    result = store.load(run / LAST, dtype=torch.bfloat16)
+    result = load(run / LAST, dtype=torch.bfloat16)
     shutil.copytree(run / LAST / "training", run / "kept")
     shutil.rmtree(run / LAST)
-    store.save(run / LAST, result.model, tokenizer=result.tokenizer)
+    save(run / LAST, result.model, tokenizer=result.tokenizer)
     shutil.move(run / "kept", run / LAST / "training")
     (run / "metrics.jsonl").unlink()
     with pytest.raises(CheckpointError, match=r"as torch\.bfloat16 but a run's weights are torch\.float32"):

@@ -14,9 +14,9 @@ from pellucid.batch import IGNORED, Batch
 from pellucid.data.corpus import Document
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import ConfigError, DataError
-from pellucid.models.architectures import Decoder
 from pellucid.models.build import build
 from pellucid.models.config import ModelConfig
+from pellucid.models.model import Decoder
 from pellucid.nn import losses
 from pellucid.nn.losses import Loss
 from pellucid.training.evaluation import ScoringWindow, bits_per_byte, score, windows

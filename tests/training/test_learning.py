@@ -11,11 +11,11 @@ import torch
 from helpers.small_jobs import JOBS, job
 from pellucid.batch import Batch
 from pellucid.training.config import AdamWConfig, TrainConfig
-from pellucid.training.optim import lr_multiplier, make_optimizers
+from pellucid.training.optim import make_optimizers
 from pellucid.training.results import Validation
 from pellucid.training.run_folder import RunFolder
 from pellucid.training.setup import RunComponents, prepare
-from pellucid.training.step import StepContext, train_step
+from pellucid.training.step import StepContext, lr_multiplier, train_step
 
 CONTEXT = StepContext(1, list, None)
 

@@ -10,9 +10,19 @@ import pytest
 from rich.console import Console
 
 from pellucid.errors import StorageError
-from pellucid.training.evaluation import Validation
-from pellucid.training.events import Event, Finished, Interrupted, Prepared, Resumed, Saved, Stepped, Validated, Warned
 from pellucid.training.loggers import MetricsLog, clock, console_listener, describe
+from pellucid.training.results import (
+    Event,
+    Finished,
+    Interrupted,
+    Prepared,
+    Resumed,
+    Saved,
+    Stepped,
+    Validated,
+    Validation,
+    Warned,
+)
 
 STEP = Stepped(
     step=3,

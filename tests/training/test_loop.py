@@ -14,20 +14,21 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pellucid.checkpoints import store
+from pellucid.checkpoints.contract import CONTRACT
+from pellucid.checkpoints.loading import TOKENIZER, load
 from pellucid.checkpoints.verify import verify
+from pellucid.checkpoints.weights import WEIGHTS
 from pellucid.configfile import to_yaml
 from pellucid.data.corpus import open_corpus
 from pellucid.errors import CheckpointError, ConfigError, DataError, InputError, RunError, StorageError, TrainingError
-from pellucid.models.architectures import Decoder
+from pellucid.models.model import Decoder
 from pellucid.training import loop, setup
 from pellucid.training import run_folder as run_folder_module
 from pellucid.training.config import TrainConfig
 from pellucid.training.evaluation import bits_per_byte
-from pellucid.training.events import Event, Interrupted, Prepared, Saved, Stepped, Validated
-from pellucid.training.loop import TrainResult, train
-from pellucid.training.optim import lr_multiplier
-from pellucid.training.step import StepContext, TrainStepResult, train_step
+from pellucid.training.loop import train
+from pellucid.training.results import Event, Interrupted, Prepared, Saved, Stepped, TrainResult, Validated
+from pellucid.training.step import StepContext, TrainStepResult, lr_multiplier, train_step
 
 WORDS = [
     "to",
@@ -94,7 +95,7 @@ def logged(run: Path, kind: str = "step") -> list[dict[str, Any]]:
 
 def same_state(a: Path, b: Path) -> bool:
     """Weights, optimizer and generators. Not Python's own: checking annotations at run time draws from it."""
-    for name in (store.WEIGHTS, "training/state.safetensors"):
+    for name in (WEIGHTS, "training/state.safetensors"):
         x, y = load_file(a / name), load_file(b / name)
         keys = [key for key in x if not key.startswith("random/python")]
         if x.keys() != y.keys() or not all(torch.equal(x[key], y[key]) for key in keys):
@@ -142,7 +143,7 @@ def test_a_run_from_text_to_checkpoint(tmp_path: Path, words: dict[str, Any]) ->
 
 def test_the_last_validation_is_over_all_held_out_documents(tmp_path: Path, words: dict[str, Any], texts: Path) -> None:
     result = train(config(words), tmp_path / "run")
-    checkpoint = store.load(result.checkpoint, check="digests")
+    checkpoint = load(result.checkpoint, check="digests")
     heldout = list(open_corpus(str(texts / "*.txt"), heldout_share=0.25).documents("heldout"))
     found = bits_per_byte(checkpoint.model, checkpoint.tokenizer, heldout, length=16, stride=8)
     assert result.validation == found
@@ -212,7 +213,7 @@ def test_held_out_documents_of_their_own(tmp_path: Path, words: dict[str, Any], 
 
 def test_a_tokenizer_can_be_given(tmp_path: Path, words: dict[str, Any]) -> None:
     first = train(config(words), tmp_path / "a")
-    data = words["data"] | {"tokenizer": str(first.checkpoint / store.TOKENIZER)}
+    data = words["data"] | {"tokenizer": str(first.checkpoint / TOKENIZER)}
     second = train(config(words, data=data), tmp_path / "b")
     assert same_state(first.checkpoint, second.checkpoint)
 
@@ -238,7 +239,7 @@ def test_a_signal_finishes_the_step_and_saves(tmp_path: Path, words: dict[str, A
     result = train(config(words), tmp_path / "run", on_event=listener)
     assert (result.interrupted, result.steps, result.validation) == (True, 3, None)
     assert result.checkpoint.name == "step-00000003"
-    assert store.load(result.checkpoint, check="digests").report.complete
+    assert load(result.checkpoint, check="digests").report.complete
     assert [type(e) for e in listener.events[-2:]] == [Interrupted, Saved]
 
 
@@ -322,7 +323,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, words: dict[str, Any]) -> 
     refused(tmp_path, config(words, model=learned, data=data, evaluation=evaluation), r"evaluation\.max_length is 12")
     small = model | {"vocab_size": 259}
     first = train(config(words), tmp_path / "first")
-    given = words["data"] | {"tokenizer": str(first.checkpoint / store.TOKENIZER)}
+    given = words["data"] | {"tokenizer": str(first.checkpoint / TOKENIZER)}
     refused(
         tmp_path,
         config(words, model=small, data=given),
@@ -358,7 +359,7 @@ def test_a_disk_without_room_for_a_checkpoint_is_refused(
 ) -> None:
     usage = type(shutil.disk_usage(tmp_path))
     monkeypatch.setattr(run_folder_module.shutil, "disk_usage", lambda path: usage(10**9, 10**9 - 1000, 1000))
-    refused(tmp_path, config(words), "has 0 MB free but a checkpoint of this run needs", CheckpointError)
+    refused(tmp_path, config(words), "has 0 MB free but a checkpoint of this run needs", RunError)
 
 
 # ---- what stops a run
@@ -413,7 +414,7 @@ def test_the_result_is_plain(tmp_path: Path, words: dict[str, Any]) -> None:
 
 def proofs(run: Path) -> dict[str, bool]:
     """Which steps have a witness."""
-    contracts = {path.name: json.loads((path / store.CONTRACT).read_text()) for path in run.glob("checkpoints/*")}
+    contracts = {path.name: json.loads((path / CONTRACT).read_text()) for path in run.glob("checkpoints/*")}
     return {name: contract["witness"] is not None for name, contract in contracts.items()}
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from pellucid.training.muon import Muon, orthogonalised
+from pellucid.training.optim import Muon, orthogonalised
 
 SHAPES = [(6, 4), (4, 6), (5, 5), (6, 4), (4, 6), (1, 3)]
 

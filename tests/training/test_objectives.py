@@ -8,16 +8,16 @@ import pytest
 
 from helpers.small_jobs import LAYERS, RUN, examples, job
 from helpers.small_run import StopAt, assert_same, warned
-from pellucid.checkpoints.label_names import read_label_names
+from pellucid.checkpoints.loading import read_label_names
 from pellucid.configfile import to_yaml
 from pellucid.data.special_tokens import MASK, sentinels
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import CheckpointError, ConfigError
 from pellucid.training import train
 from pellucid.training.config import TrainConfig
-from pellucid.training.events import Event, Stepped, Validated
 from pellucid.training.loggers import MetricsLog, describe
 from pellucid.training.objectives import MaskedLMConfig, Seq2SeqConfig
+from pellucid.training.results import Event, Stepped, Validated
 from pellucid.training.run_folder import RunFolder
 from pellucid.training.run_summary import read_run
 from pellucid.training.setup import prepare

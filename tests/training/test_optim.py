@@ -8,11 +8,12 @@ import torch
 from pellucid.batch import Batch
 from pellucid.data.objectives import causal
 from pellucid.errors import CheckpointError
-from pellucid.models.architectures import Decoder
 from pellucid.models.build import build
 from pellucid.models.config import ModelConfig
+from pellucid.models.model import Decoder
 from pellucid.training.config import AdamWConfig, MuonConfig
-from pellucid.training.optim import OptimizerSet, make_optimizers, roles
+from pellucid.training.optim import make_optimizers, roles
+from pellucid.training.step import OptimizerSet
 
 BATCH = causal(Batch.from_rows([[5, 8, 2, 9, 1], [7], [3, 3, 4]]))
 

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from pellucid.batch import Batch
-from pellucid.data.loader import Loader
-from pellucid.training.loop import Prefetcher
+from pellucid.data.loader import Loader, Prefetcher
 
 DOCUMENTS = [[1, n, n + 1, 2] for n in range(5, 25)]
 

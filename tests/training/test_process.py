@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from pellucid.training import environment
-from pellucid.training.environment import fastest_precision
-from pellucid.training.signals import InterruptedBySignal, SignalHandler
+from pellucid.training.environment import InterruptedBySignal, SignalHandler, fastest_precision
 from pellucid.training.step import autocast
 
 _FAULTS = """

@@ -11,12 +11,12 @@ import torch
 
 import pellucid as pl
 from helpers.small_run import StopAt, files, small_config, small_words, warned
-from pellucid.errors import ConfigError, InputError, RunError
+from pellucid.configfile.config import config_diff, format_differences
+from pellucid.errors import ArgumentError, ConfigError, InputError, RunError
 from pellucid.training.config import TrainConfig
 from pellucid.training.environment import changes
-from pellucid.training.events import Event, Resumed
 from pellucid.training.loop import train
-from pellucid.training.resume import config_diff, format_differences
+from pellucid.training.results import Event, Resumed
 
 
 class Enough(Exception):  # noqa: N818
@@ -99,7 +99,7 @@ def test_other_data_is_refused_by_name(folder: Path, what: str) -> None:
     """With a free setting changed too, which once was written before the refusal."""
     change, named = CHANGES[what]
     change(folder / "texts")
-    said = refused(folder, again(folder, save_total_limit=1))
+    said = refused(folder, again(folder, save_total_limit=1), kind=RunError)
     assert said == (
         f"the data is not that of the run in {folder / 'run'} ({named}); put it back as it was, or start a new run in "
         "another folder"
@@ -112,7 +112,7 @@ def test_what_the_record_does_not_say_is_not_made_up(folder: Path) -> None:
     said = json.loads(path.read_text())
     del said["data"]["files"]
     path.write_text(json.dumps(said))
-    assert "(which files cannot be told)" in refused(folder, again(folder))
+    assert "(which files is not known)" in refused(folder, again(folder), kind=RunError)
     path.unlink()
     assert "resume with the same data and settings" in refused(folder, again(folder), kind=InputError)
 
@@ -137,7 +137,7 @@ def test_data_that_changed_before_anything_was_saved_is_said_so(tmp_path: Path) 
     events, (message,) = went_on(tmp_path, config)
     assert message == (
         f"the data changed since the run in {tmp_path / 'run'} began (changed: 3.txt); it had saved nothing yet, so it "
-        "starts anew with the data as it is"
+        "starts again with the data as it is"
     )
     assert Resumed(tmp_path / "run", 0) in events
 
@@ -160,8 +160,8 @@ def test_another_count_of_threads_is_said(folder: Path) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | {"threads": 7, "versions": {"torch": "0.1"}}))
     _, (message,) = went_on(folder, again(folder))
     assert message == (
-        f"threads was 7, is 1, torch was 0.1, is {torch.__version__}: the numbers are exactly those of an undisturbed "
-        "run only where these are the same; stop and set them back if that matters"
+        f"threads was 7, is 1, torch was 0.1, is {torch.__version__}: the numbers are exactly those of an "
+        "uninterrupted run only where these are the same; stop and set them back if that matters"
     )
 
 
@@ -172,7 +172,7 @@ def test_a_lost_environment_is_said(folder: Path, content: str | None) -> None:
     if content is not None:
         path.write_bytes(content.encode("utf-8", errors="surrogatepass"))
     _, (message,) = went_on(folder, again(folder))
-    assert message.startswith(f"{path} is lost: whether threads, versions and held-out data are those of the run")
+    assert message.startswith(f"{path} is lost, so threads, versions and held-out data cannot be compared")
     assert [session["step"] for session in json.loads(path.read_text())["sessions"]] == [4]
 
 
@@ -190,7 +190,7 @@ def test_odd_types_in_the_environment_do_no_harm(folder: Path) -> None:
 @pytest.mark.usefixtures("our_checks_only")
 def test_what_is_no_config_is_refused(tmp_path: Path) -> None:
     for value in (None, {"max_steps": 1}, "small.yaml"):
-        with pytest.raises(ConfigError, match=r"^config is .*, but must be a TrainConfig; make one with"):
+        with pytest.raises(ArgumentError, match=r"^config is .*, but must be a TrainConfig; make one with"):
             pl.train(value, tmp_path / "run")  # type: ignore[arg-type]
     assert not (tmp_path / "run").exists()
 
@@ -200,7 +200,7 @@ def test_what_is_no_config_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("resume", [None, True, False])
 def test_what_is_no_path_is_refused(tmp_path: Path, path: Any, resume: bool | None) -> None:
     config = small_config(small_words(tmp_path / "texts"))
-    with pytest.raises(ConfigError, match=r"cannot be a path|which is no path|which is bytes") as caught:
+    with pytest.raises(ArgumentError, match=r"cannot be a path|which is no path|which is bytes") as caught:
         pl.train(config, path, resume=resume)
     str(caught.value).encode()
     assert "\n" not in str(caught.value)

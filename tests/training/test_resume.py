@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from helpers.small_run import small_words
-from pellucid.checkpoints import store
+from pellucid.checkpoints.loading import load
 from pellucid.errors import ConfigError, RunError, StorageError
-from pellucid.training import lock
+from pellucid.training import run_folder
 from pellucid.training.config import TrainConfig
-from pellucid.training.events import Event, Finished, Prepared, Resumed, Saved, Stepped, Warned
-from pellucid.training.lock import locked
 from pellucid.training.loop import train
+from pellucid.training.results import Event, Finished, Prepared, Resumed, Saved, Stepped, Warned
+from pellucid.training.run_folder import locked
 
 
 class Enough(Exception):  # noqa: N818
@@ -63,7 +63,7 @@ def test_the_same_command_again_goes_on(tmp_path: Path, words: dict[str, Any]) -
     assert isinstance(events[1], Prepared)
     assert [e.step for e in events if isinstance(e, Stepped)] == [3, 4]
     assert result.validation == straight.validation
-    a, b = (store.load(r.checkpoint).model.state_dict() for r in (straight, result))
+    a, b = (load(r.checkpoint).model.state_dict() for r in (straight, result))
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
@@ -170,7 +170,7 @@ def test_other_held_out_documents_are_refused(tmp_path: Path, words: dict[str, A
     words["data"]["heldout_source"] = str(apart)
     wanted = broken_off(words, tmp_path / "run", 3)
     apart.write_text("not to be")
-    with pytest.raises(ConfigError, match=r"the held-out data is not that of the run in .* \(changed: apart\.text\)"):
+    with pytest.raises(RunError, match=r"the held-out data is not that of the run in .* \(changed: apart\.text\)"):
         train(wanted, tmp_path / "run")
 
 
@@ -180,7 +180,7 @@ def test_when_it_was_begun_and_taken_up_is_noted(tmp_path: Path, words: dict[str
     environment = json.loads((tmp_path / "run" / "environment.json").read_text())
     assert [session["step"] for session in environment["sessions"]] == [0, 2]
     assert all(session["at"].endswith("+00:00") for session in environment["sessions"])
-    assert environment["parameters"] == sum(p.numel() for p in store.load(result.checkpoint).model.parameters())
+    assert environment["parameters"] == sum(p.numel() for p in load(result.checkpoint).model.parameters())
     assert environment["seed"] == 0
     assert set(environment["data"]) == {"train", "heldout", "tokens", "files"}
     digest = hashlib.sha256((tmp_path / "3.txt").read_bytes()).hexdigest()[:16]
@@ -219,8 +219,8 @@ def test_a_run_in_use_is_refused_and_free_again_afterwards(tmp_path: Path, words
 def test_a_killed_process_holds_nothing(tmp_path: Path) -> None:
     code = "import os, pathlib, runpy, sys; lock = runpy.run_path(sys.argv[1]); folder = pathlib.Path(sys.argv[2]);"
     code += "held = lock['Lock'](folder); assert lock['locked'](folder); os.kill(os.getpid(), 9)"
-    assert subprocess.run([sys.executable, "-c", code, lock.__file__, str(tmp_path)]).returncode == -9
-    held = lock.Lock(tmp_path)
+    assert subprocess.run([sys.executable, "-c", code, run_folder.__file__, str(tmp_path)]).returncode == -9
+    held = run_folder.Lock(tmp_path)
     assert locked(tmp_path)
     held.release()
     assert os.listdir(tmp_path) == []

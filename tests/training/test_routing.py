@@ -11,8 +11,8 @@ from pellucid.data.objectives import SequenceToSequence, causal
 from pellucid.models import Model, ModelConfig, build
 from pellucid.nn.moe import SigmoidRouter
 from pellucid.training.config import AdamWConfig, LoadBalancingConfig
-from pellucid.training.optim import OptimizerSet, make_optimizers
-from pellucid.training.step import StepContext, routers, train_step
+from pellucid.training.optim import make_optimizers
+from pellucid.training.step import OptimizerSet, StepContext, routers, train_step
 
 CONTEXT = StepContext(1, list, None)
 ROWS = [[5, 8, 2, 9, 1, 4], [7, 3], [3, 3, 4], [6, 1, 1, 2]]

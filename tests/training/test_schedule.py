@@ -5,7 +5,7 @@ import math
 import pytest
 
 from pellucid.training.config import LRSchedulerConfig, TrainConfig
-from pellucid.training.optim import lr_multiplier, progress
+from pellucid.training.step import lr_multiplier, progress
 
 
 def of(scheduler: LRSchedulerConfig | None = None, **length: float) -> TrainConfig:

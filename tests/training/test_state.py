@@ -16,7 +16,7 @@ from torch import nn
 from pellucid.checkpoints.files import canonical_digest
 from pellucid.errors import CheckpointError
 from pellucid.training.config import AdamWConfig
-from pellucid.training.optim import OptimizerSet, make_optimizers
+from pellucid.training.optim import make_optimizers
 from pellucid.training.state import (
     TrainerState,
     load_state,
@@ -26,6 +26,7 @@ from pellucid.training.state import (
     seed_all,
     set_random_state,
 )
+from pellucid.training.step import OptimizerSet
 
 COUNTERS = TrainerState(
     step=7,

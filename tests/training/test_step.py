@@ -11,13 +11,13 @@ from torch import nn
 from pellucid.batch import IGNORED, Batch
 from pellucid.data.objectives import causal
 from pellucid.errors import ShapeError, TrainingError
-from pellucid.models.architectures import Decoder
 from pellucid.models.build import build
 from pellucid.models.config import ModelConfig
+from pellucid.models.model import Decoder
 from pellucid.nn.losses import Loss
 from pellucid.training.config import AdamWConfig, MuonConfig
-from pellucid.training.optim import OptimizerSet, make_optimizers
-from pellucid.training.step import NotFiniteError, StepContext, train_step
+from pellucid.training.optim import make_optimizers
+from pellucid.training.step import NotFiniteError, OptimizerSet, StepContext, train_step
 
 CONTEXT = StepContext(12, lambda: ["a.py", "b.py"], Path("runs/x/checkpoints/step-00000010"))
 ROWS = [[5, 8, 2, 9, 1, 4], [7], [3, 3, 4], [6, 1], [2]]

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from helpers.small_run import StopAt, assert_same, files, logged, small_config, small_words
-from pellucid.checkpoints import store
+from pellucid.checkpoints.loading import load
 from pellucid.training import loop, run_folder, setup
-from pellucid.training.events import Event, Interrupted, Saved, Stepped, Validated
+from pellucid.training.environment import InterruptedBySignal
 from pellucid.training.loop import train
-from pellucid.training.signals import InterruptedBySignal
+from pellucid.training.results import Event, Interrupted, Saved, Stepped, Validated
 
 BOTH = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 LONGER = {"max_steps": 12, "eval_steps": 4, "evaluation": {"num_documents": 2}, "save_steps": 6}
@@ -106,7 +106,7 @@ def test_the_best_validation_leaves_a_checkpoint(tmp_path: Path, words: dict[str
     assert [line["step"] for line in on_the_way if line["best"]][-1] == best
     assert (result.run / "best").read_text() == f"step-{best:08d}\n"
     assert set(os.listdir(result.run / "checkpoints")) == {f"step-{best:08d}", "step-00000006"}
-    assert store.load(result.run / "checkpoints" / f"step-{best:08d}", check="digests").report.complete
+    assert load(result.run / "checkpoints" / f"step-{best:08d}", check="digests").report.complete
 
 
 def test_a_best_that_is_not_beaten_stays(

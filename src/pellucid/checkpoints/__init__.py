@@ -7,11 +7,12 @@ The contract contains the whole config and a witness: the outputs of the weights
 proves its own forward pass.
 """
 
-from pellucid.checkpoints.contract import Contract
-from pellucid.checkpoints.fingerprint import WitnessError
-from pellucid.checkpoints.load_report import LoadError, LoadReport, MismatchError, TensorReport
-from pellucid.checkpoints.store import Checkpoint, load, save
+from pellucid.checkpoints.contract import Contract, MismatchError
+from pellucid.checkpoints.loading import Checkpoint, load
+from pellucid.checkpoints.saving import save
+from pellucid.checkpoints.tensors import LoadError, LoadReport, TensorReport
 from pellucid.checkpoints.verify import Verification, verify
+from pellucid.checkpoints.witness import WitnessError
 
 __all__ = [
     "Checkpoint",

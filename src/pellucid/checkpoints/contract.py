@@ -1,7 +1,7 @@
 """``pellucid.json``: everything about a forward pass that weights alone do not say.
 
 Names, shapes and dtypes are those of the model's configuration, never those that a file happens to hold;
-:mod:`~pellucid.checkpoints.folder` compares the two before a tensor is read.
+:mod:`~pellucid.checkpoints.loading` compares the two before a tensor is read.
 """
 
 from __future__ import annotations
@@ -9,29 +9,32 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from collections import Counter
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field
-from torch import Tensor, nn
+from pydantic import Field, PlainSerializer, PlainValidator, TypeAdapter, ValidationError, model_validator
 
+from pellucid.batch import Batch
 from pellucid.checkpoints.files import canonical_digest, nesting_levels, read_json
-from pellucid.checkpoints.fingerprint import Witness
-from pellucid.checkpoints.load_report import MismatchError
-from pellucid.checkpoints.weights import DTYPES, TensorSpec, dtype_name
+from pellucid.checkpoints.tokenizer_fingerprint import TokenizerFingerprint
 from pellucid.configfile import Config
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import CheckpointError, ConfigError
-from pellucid.models.build import build
 from pellucid.models.config import ModelConfig
 from pellucid.models.configs import Whole
-from pellucid.models.model import Model
 
-NAME = "pellucid.json"
+CONTRACT = "pellucid.json"
 SCHEMA_VERSION = 5
+
+PROJECTIONS = 4
+"""Numbers stored of each output: Σ ±logit / sqrt(V), signs from ``splitmix64(id)``; up to 4 logits unchanged."""
+
+TOLERANCE = 1e-6
+"""Allowed difference, relative to the largest number of the probe. Rounding to float32 takes 6e-8 of it."""
+
+LONGEST_ROW = 1100
 _MAX_BYTES = 8 * 2**20
 _MAX_VALUES, _MAX_KEYS = 40_000, 4000
 _SPEC = re.compile(r"[a-z]+[0-9]*\[[0-9, ]{0,200}\]")
@@ -39,6 +42,110 @@ _FLAT = re.compile(r"\[\n\s*((?:-?[0-9.e+-]+|null),?\s+)+\]")
 _WIDTH = 160
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Slot = Annotated[int, Field(ge=0, le=1 << 40, strict=True)]
+Rows = Annotated[
+    tuple[Annotated[tuple[Slot, ...], Field(min_length=1, max_length=LONGEST_ROW)], ...],
+    Field(min_length=1, max_length=8),
+]
+Gain = Annotated[float, Field(gt=0, le=1 << 20)]
+Projection = Annotated[tuple[float, ...], Field(min_length=PROJECTIONS, max_length=PROJECTIONS)]
+
+_REQUIRED = ("tokens", "positions", "segments")
+_FIELDS = (*_REQUIRED, "groups", "types")
+_ROWS = TypeAdapter(dict[str, Rows | None])
+
+
+def batch_to_json(batch: Batch) -> dict[str, Any]:
+    """The fields of ``batch`` as rows of integers, and its source in the same form."""
+    fields = {name: getattr(batch, name) for name in _FIELDS}
+    rows: dict[str, Any] = {name: None if value is None else value.tolist() for name, value in fields.items()}
+    return {**rows, "source": None if batch.source is None else batch_to_json(batch.source)}
+
+
+def batch_from_json(data: object) -> Batch:
+    """The inverse of :func:`batch_to_json`; anything else is a ValueError."""
+    if isinstance(data, Batch):
+        return data
+    if not isinstance(data, Mapping) or not set(_REQUIRED) <= set(data) <= {*_FIELDS, "source"}:
+        raise ValueError(f"a batch has {', '.join(_REQUIRED)}, and may have groups, types and source")
+    try:
+        rows = _ROWS.validate_python({name: value for name, value in data.items() if name != "source"})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    if missing := [name for name in _REQUIRED if rows[name] is None]:
+        raise ValueError(f"{missing[0]}: rows of whole numbers are wanted")
+    fields: dict[str, Any] = {name: None if value is None else torch.tensor(value) for name, value in rows.items()}
+    source = data.get("source")
+    return Batch(**fields, source=None if source is None else batch_from_json(source))
+
+
+class WitnessProbe(Config):
+    """One input of a model, how it is run, and the slots whose outputs are compared."""
+
+    batch: Annotated[Batch, PlainValidator(batch_from_json), PlainSerializer(batch_to_json)]
+    chunks: Annotated[tuple[Annotated[int, Field(ge=1, le=LONGEST_ROW)], ...], Field(max_length=16)] = ()
+    """How many slots go through the cache at a time; none: all at once, without a cache."""
+    training: bool = False
+    gains: Annotated[tuple[Gain, ...], Field(max_length=8)] = ()
+    """For each row, a factor of the inputs of some layers' branches and of the head."""
+    at: Rows | None
+    """The slots of each row whose output is compared; None: one output for each document."""
+
+    @model_validator(mode="after")
+    def _fields_fit(self) -> WitnessProbe:
+        rows, slots = self.batch.shape
+        if self.at is not None and (len(self.at) != rows or any(slot >= slots for row in self.at for slot in row)):
+            raise ValueError("at names slots of each row, and none that is not there")
+        if self.chunks and sum(self.chunks) != slots:
+            raise ValueError("chunks must sum to the slots")
+        if self.gains and (len(self.gains) != rows or self.chunks):
+            raise ValueError("gains has one number a row, and goes without chunks")
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, WitnessProbe) and self.model_dump() == other.model_dump()
+
+    def pieces(self) -> list[Batch]:
+        """The batch, or its chunks, each with positions from 0 as a cache wants it; the source is with the first."""
+        whole, start, pieces = self.batch, 0, []
+        for size in self.chunks:
+            part = slice(start, start + size)
+            cut: dict[str, Any] = {
+                name: None if (rows := getattr(whole, name)) is None else rows[:, part] for name in _FIELDS
+            }
+            cut["positions"] = ((whole.segments[:, part] != 0).long().cumsum(1) - 1).clamp(min=0)
+            pieces.append(Batch(**cut, source=None if start else whole.source))
+            start += size
+        return pieces or [whole]
+
+    @property
+    def num_outputs(self) -> int:
+        """How many outputs are compared."""
+        if self.at is None:
+            return sum(piece.documents for piece in self.pieces())
+        return sum(map(len, self.at))
+
+
+class ProbeRecord(Config):
+    """A probe and the outputs that it must have."""
+
+    probe: WitnessProbe
+    logits: tuple[Projection, ...]
+    """The projected logits of each slot in ``probe.at``, row after row, or of each document."""
+    loss: float | None = None
+    """The head's mean loss over targets that follow from the input; none with a cache."""
+    num_targets: Slot | None = None
+
+    @model_validator(mode="after")
+    def _one_per_output(self) -> ProbeRecord:
+        if len(self.logits) != self.probe.num_outputs:
+            raise ValueError(f"logits has {len(self.logits)} entries for {self.probe.num_outputs} outputs")
+        return self
+
+
+class MismatchError(CheckpointError):
+    """A folder could be read, but is not what its contract says."""
 
 
 class TextContract(Config):
@@ -61,6 +168,17 @@ class TextContract(Config):
             )
         names = ("vocab_size", "bos_id", "eos_id", "pad_id")
         return cls(**{name: getattr(tokenizer, name) for name in names})
+
+
+class Witness(Config):
+    """Probes and the outputs that they must have."""
+
+    tolerance: Annotated[float, Field(gt=0, le=TOLERANCE)] = TOLERANCE
+    stream: Annotated[tuple[str, ...], Field(max_length=1 << 13)]
+    """The dtype of the residual stream after each layer with its own weights, an encoder's first, in bfloat16."""
+    probes: dict[str, ProbeRecord]
+    text: TokenizerFingerprint | None = None
+    """None without a tokenizer."""
 
 
 class Contract(Config):
@@ -97,46 +215,8 @@ def _row(text: str) -> str:
 
 def with_digest(data: dict[str, Any]) -> dict[str, Any]:
     """A contract as plain data, with its own digest added to ``digests``."""
-    digests = {name: value for name, value in data["digests"].items() if name != NAME}
-    return {**data, "digests": {**digests, NAME: canonical_digest({**data, "digests": digests})}}
-
-
-def config_of(model: nn.Module) -> ModelConfig:
-    """The config of ``model``; a model whose tensors are not those of its config is refused."""
-    config = getattr(model, "config", None)
-    if not isinstance(config, ModelConfig):
-        raise CheckpointError(
-            f"a {type(model).__name__} without a ModelConfig in .config cannot be saved: "
-            "its folder could not say how to build it again"
-        )
-    if difference := first_difference(shapes_and_ties(model), shapes_and_ties(meta_model(config))):
-        name, have, want = difference
-        raise CheckpointError(
-            f"the model has {have} as {name!r}, but its config describes {want}; "
-            "a model that was changed needs a config that says so"
-        )
-    check_tensors(stored_tensors(model)[0], float32_tensors(config))
-    return config
-
-
-def contract_of(
-    model: nn.Module,
-    config: ModelConfig,
-    *,
-    text: TextContract | None,
-    digests: Mapping[str, str],
-    witness: Witness | None,
-) -> Contract:
-    """The contract of ``model``, whose config (see :func:`config_of`) is ``config``."""
-    stored, tied = stored_tensors(model)
-    return Contract(
-        model=config,
-        text=text,
-        tied=tied,
-        tensors={name: str(TensorSpec.of(tensor)) for name, tensor in stored.items()},
-        digests=dict(digests),
-        witness=witness,
-    )
+    digests = {name: value for name, value in data["digests"].items() if name != CONTRACT}
+    return {**data, "digests": {**digests, CONTRACT: canonical_digest({**data, "digests": digests})}}
 
 
 def read_contract(path: Path) -> Contract:
@@ -163,7 +243,7 @@ def read_unverified(path: Path) -> tuple[Contract, str]:
         contract = Contract.from_mapping(data)
     except ConfigError as error:
         raise CheckpointError(f"{path}: {str(error)[:1000]}") from error
-    noted, found = contract.digests.get(NAME), with_digest(data)["digests"][NAME]
+    noted, found = contract.digests.get(CONTRACT), with_digest(data)["digests"][CONTRACT]
     if noted is None:
         return contract, f"{path} has no digest of itself in digests; save the model again"
     if noted != found:
@@ -194,79 +274,3 @@ def _refuse_garbage(path: Path, data: Mapping[str, Any]) -> None:
             f"{path} holds {values} values and {keys} keys besides its lists of tensors; "
             f"at most {_MAX_VALUES} and {_MAX_KEYS} are read"
         )
-
-
-def stored_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Parameters and buffers under their first names, and the other names of those that are tied."""
-    stored: dict[str, Tensor] = {}
-    tied: dict[str, str] = {}
-    first: dict[int, str] = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        owner = first.setdefault(id(tensor), name)
-        if owner == name:
-            stored[name] = tensor
-        else:
-            tied[name] = owner
-    return stored, tied
-
-
-def meta_model(config: ModelConfig, dtype: torch.dtype = torch.float32) -> Model:
-    """The model that ``config`` describes, on the meta device."""
-    return build(config, device="meta", dtype=dtype)
-
-
-def float32_tensors(config: ModelConfig) -> frozenset[str]:
-    """The tensors that stay float32 in a narrower model: those of routers."""
-    stored, _ = stored_tensors(meta_model(config, torch.bfloat16))
-    return frozenset(name for name, tensor in stored.items() if tensor.dtype != torch.bfloat16)
-
-
-def shapes_and_ties(model: nn.Module) -> dict[str, str]:
-    """Every name in the model's state, with its shape or the name that it is tied to."""
-    stored, tied = stored_tensors(model)
-    return {name: str(list(tensor.shape)) for name, tensor in stored.items()} | ties(tied)
-
-
-def check_tensors(tensors: Mapping[str, Tensor], wide: Set[str]) -> None:
-    """The tensors of a model must hold numbers, of one dtype, on one device; ``wide`` ones are at least float32."""
-    for name, tensor in tensors.items():
-        if tensor.is_meta:
-            raise CheckpointError(
-                f"the model has no numbers in {name!r}, which is on the meta device; fill it before it is saved"
-            )
-        if tensor.dtype not in DTYPES.values():
-            raise CheckpointError(
-                f"the model has {dtype_name(tensor.dtype)} in {name!r}, but weights can be {', '.join(DTYPES)}; "
-                "convert it with model.to(torch.float32)"
-            )
-    dtype = Counter(t.dtype for name, t in tensors.items() if name not in wide).most_common(1)[0][0]
-    device = Counter(t.device for name, t in tensors.items() if name not in wide).most_common(1)[0][0]
-    for name, tensor in tensors.items():
-        wanted = widened(dtype) if name in wide else dtype
-        if tensor.dtype != wanted:
-            raise CheckpointError(
-                f"the model has {dtype_name(tensor.dtype)} in {name!r} but {dtype_name(wanted)} "
-                f"{'is wanted there' if name in wide else 'elsewhere'}; convert it with model.to({dtype})"
-            )
-        if tensor.device != device:
-            raise CheckpointError(
-                f"the model has {tensor.device} in {name!r} but {device} elsewhere; convert it with model.to({device})"
-            )
-
-
-def widened(dtype: torch.dtype) -> torch.dtype:
-    """``dtype``, or float32 where that is wider: the dtype of the tensors of routers in a narrow model."""
-    return torch.promote_types(dtype, torch.float32)
-
-
-def ties(tied: Mapping[str, str]) -> dict[str, str]:
-    """The tied part of :func:`shapes_and_ties`."""
-    return {name: f"the same as {owner}" for name, owner in tied.items()}
-
-
-def first_difference(have: Mapping[str, str], want: Mapping[str, str]) -> tuple[str, str, str] | None:
-    """The first name at which two outlines differ, and what each has there."""
-    for name in sorted(have.keys() | want.keys()):
-        if have.get(name) != want.get(name):
-            return name[:120], have.get(name, "nothing")[:120], want.get(name, "nothing")[:120]
-    return None

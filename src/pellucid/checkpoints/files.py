@@ -6,6 +6,9 @@ one :class:`~pellucid.errors.CheckpointError`, in bounded time and memory.
 Writing: a new folder is filled under a temporary name beside its target, synced to the disk and renamed. A reader of
 the target sees nothing, or everything; a crash leaves at most a folder whose name marks it as unfinished
 (:func:`discard_unfinished` removes those).
+
+``RUN/best``, ``RUN/last`` and a run's folder stand for a checkpoint in ``RUN/checkpoints``: ``best`` and ``last`` are
+files with the name of one of them. Only the name of a step is accepted there, and it leads only into that folder.
 """
 
 from __future__ import annotations
@@ -15,16 +18,23 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import stat
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, NoReturn
 
 from pellucid.errors import CheckpointError
+from pellucid.messages import printable, repr_short
+
+STEP = re.compile(r"step-[0-9]{8,12}\Z")
+INSIDE = "checkpoints"
+POINTERS = ("best", "last")
 
 MAX_LEVELS = 16
 """How deep values of a JSON file may be nested."""
@@ -230,17 +240,9 @@ def _temporary_name(target: Path) -> Path:
 
 
 def _sync_tree(folder: Path) -> None:
-    """Give every file the mode of any new file, and push files and folders to the disk, inner ones first."""
-    probe = folder / ".mode"
-    probe.touch()
-    mode = stat.S_IMODE(probe.stat().st_mode)
-    probe.unlink()
-    for root, _, names in os.walk(folder, topdown=False):
-        for name in names:
-            file = Path(root, name)
-            file.chmod(mode)
-            _sync(file)
-        _sync(Path(root))
+    """Push all files and folders in ``folder`` to the disk, together: one commit of a journal serves many of them."""
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(_sync, [folder, *folder.rglob("*")]))
 
 
 def _sync(path: Path) -> None:
@@ -251,3 +253,50 @@ def _sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+# ---- names of folders
+
+
+def folder_path(path: object) -> Path:
+    """``path`` as a Path that the system can be asked about; anything that cannot name a folder is refused."""
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else path
+    if not isinstance(text, str):
+        raise CheckpointError(f"a checkpoint folder is a text or a Path, not {repr_short(path, 60)}; give its name")
+    if not text:
+        raise CheckpointError("the name of the checkpoint folder is empty; '.' is the current folder")
+    odd = next((c for c in text if c == "\0" or "\ud800" <= c <= "\udfff"), None)
+    if odd is not None:
+        kind = "a NUL character" if odd == "\0" else f"the lone surrogate {printable(odd)}"
+        raise CheckpointError(f"{printable(text)[:200]!r} cannot name a folder: it holds {kind}; remove it")
+    return Path(text)
+
+
+def read_pointer(pointer: Path) -> Path | None:
+    """The checkpoint named by the file ``RUN/best`` or ``RUN/last``; None where there is no such file.
+
+    Raises:
+        CheckpointError: the file does not hold the name of a step.
+    """
+    if not os.path.lexists(pointer):
+        return None
+    text = read(pointer, 1000).decode("utf-8", errors="replace").strip()[:100]
+    if not STEP.match(text):
+        raise CheckpointError(f"{pointer} holds {text!r}, which is not the name of a step such as step-00000200")
+    return pointer.parent / INSIDE / text
+
+
+def resolve_checkpoint_path(path: str | os.PathLike[str]) -> Path:
+    """The checkpoint folder that ``path`` stands for: a run's best or, before any validation, its last.
+
+    Any other path is returned as it is.
+    """
+    path = folder_path(path)
+    try:
+        if path.name in POINTERS and not path.is_dir() and (path.parent / INSIDE).is_dir():
+            return read_pointer(path) or path
+        if (path / INSIDE).is_dir() and not (path / "pellucid.json").exists():
+            return read_pointer(path / "best") or read_pointer(path / "last") or path
+    except OSError:
+        pass  # reading the folder will say why it cannot be read
+    return path

@@ -16,23 +16,29 @@ Probes that a config cannot run (encoders have no cache) or does not need are le
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any
 
+import numpy as np
 import torch
-from pydantic import Field, PlainSerializer, PlainValidator, TypeAdapter, ValidationError, model_validator
 
 from pellucid.batch import Batch
-from pellucid.checkpoints.probe_inputs import CONTIGUOUS, StackProbeInputs
-from pellucid.configfile import Config
-from pellucid.models.config import ModelConfig
-from pellucid.models.configs import RegressionHeadConfig, SentenceEmbeddingHeadConfig, SequenceClassificationHeadConfig
+from pellucid.checkpoints.contract import WitnessProbe
+from pellucid.models import builders, configs
+from pellucid.models.config import ModelConfig, TransformerConfig
+from pellucid.nn.positions import RelativeBias
+from pellucid.visibility import Rule
 
-PROJECTIONS = 4
-"""Numbers stored of each output: Σ ±logit / sqrt(V), signs from ``splitmix64(id)``; up to 4 logits unchanged."""
+FARTHEST = 1 << 20
+"""The last position of ``far`` where nothing else bounds it."""
 
-LONGEST_ROW = 1100
+MOST_BOUNDS = 32
+"""So many different bounds of rules are met exactly; of more, as many evenly from the smallest to the largest."""
+
+LARGEST_BOUND = 1 << 38
+CONTIGUOUS = 32
+"""Bounds of rules up to here are also met without gaps."""
 
 GAINS = (4.0, 64.0, 1024.0)
 """Factors of the rows of ``strong``: limits of any size in between are met."""
@@ -40,110 +46,14 @@ GAINS = (4.0, 64.0, 1024.0)
 LARGEST_CAPACITY = 1024
 """The largest capacity of an expert that is met exactly."""
 
+_MOST_SEEN = 64
 _MAX_CAPACITIES = 4
 _LONGEST_CHUNK = 256
-_DOCUMENT_HEADS = (SequenceClassificationHeadConfig, RegressionHeadConfig, SentenceEmbeddingHeadConfig)
-
-Slot = Annotated[int, Field(ge=0, le=1 << 40, strict=True)]
-Rows = Annotated[
-    tuple[Annotated[tuple[Slot, ...], Field(min_length=1, max_length=LONGEST_ROW)], ...],
-    Field(min_length=1, max_length=8),
-]
-Gain = Annotated[float, Field(gt=0, le=1 << 20)]
-Projection = Annotated[tuple[float, ...], Field(min_length=PROJECTIONS, max_length=PROJECTIONS)]
-
-_REQUIRED = ("tokens", "positions", "segments")
-_FIELDS = (*_REQUIRED, "groups", "types")
-_ROWS = TypeAdapter(dict[str, Rows | None])
-
-
-def batch_to_json(batch: Batch) -> dict[str, Any]:
-    """The fields of ``batch`` as rows of integers, and its source in the same form."""
-    fields = {name: getattr(batch, name) for name in _FIELDS}
-    rows: dict[str, Any] = {name: None if value is None else value.tolist() for name, value in fields.items()}
-    return {**rows, "source": None if batch.source is None else batch_to_json(batch.source)}
-
-
-def batch_from_json(data: object) -> Batch:
-    """The inverse of :func:`batch_to_json`; anything else is a ValueError."""
-    if isinstance(data, Batch):
-        return data
-    if not isinstance(data, Mapping) or not set(_REQUIRED) <= set(data) <= {*_FIELDS, "source"}:
-        raise ValueError(f"a batch has {', '.join(_REQUIRED)}, and may have groups, types and source")
-    try:
-        rows = _ROWS.validate_python({name: value for name, value in data.items() if name != "source"})
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-    if missing := [name for name in _REQUIRED if rows[name] is None]:
-        raise ValueError(f"{missing[0]}: rows of whole numbers are wanted")
-    fields: dict[str, Any] = {name: None if value is None else torch.tensor(value) for name, value in rows.items()}
-    source = data.get("source")
-    return Batch(**fields, source=None if source is None else batch_from_json(source))
-
-
-class WitnessProbe(Config):
-    """One input of a model, how it is run, and the slots whose outputs are compared."""
-
-    batch: Annotated[Batch, PlainValidator(batch_from_json), PlainSerializer(batch_to_json)]
-    chunks: Annotated[tuple[Annotated[int, Field(ge=1, le=LONGEST_ROW)], ...], Field(max_length=16)] = ()
-    """How many slots go through the cache at a time; none: all at once, without a cache."""
-    training: bool = False
-    gains: Annotated[tuple[Gain, ...], Field(max_length=8)] = ()
-    """For each row, a factor of the inputs of some layers' branches and of the head."""
-    at: Rows | None
-    """The slots of each row whose output is compared; None: one output for each document."""
-
-    @model_validator(mode="after")
-    def _fields_fit(self) -> WitnessProbe:
-        rows, slots = self.batch.shape
-        if self.at is not None and (len(self.at) != rows or any(slot >= slots for row in self.at for slot in row)):
-            raise ValueError("at names slots of each row, and none that is not there")
-        if self.chunks and sum(self.chunks) != slots:
-            raise ValueError("chunks must sum to the slots")
-        if self.gains and (len(self.gains) != rows or self.chunks):
-            raise ValueError("gains has one number a row, and goes without chunks")
-        return self
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, WitnessProbe) and self.model_dump() == other.model_dump()
-
-    def pieces(self) -> list[Batch]:
-        """The batch, or its chunks, each with positions from 0 as a cache wants it; the source is with the first."""
-        whole, start, pieces = self.batch, 0, []
-        for size in self.chunks:
-            part = slice(start, start + size)
-            cut: dict[str, Any] = {
-                name: None if (rows := getattr(whole, name)) is None else rows[:, part] for name in _FIELDS
-            }
-            cut["positions"] = ((whole.segments[:, part] != 0).long().cumsum(1) - 1).clamp(min=0)
-            pieces.append(Batch(**cut, source=None if start else whole.source))
-            start += size
-        return pieces or [whole]
-
-    @property
-    def num_outputs(self) -> int:
-        """How many outputs are compared."""
-        if self.at is None:
-            return sum(piece.documents for piece in self.pieces())
-        return sum(map(len, self.at))
-
-
-class ProbeRecord(Config):
-    """A probe and the outputs that it must have."""
-
-    probe: WitnessProbe
-    logits: tuple[Projection, ...]
-    """The projected logits of each slot in ``probe.at``, row after row, or of each document."""
-    loss: float | None = None
-    """The head's mean loss over targets that follow from the input; none with a cache."""
-    num_targets: Slot | None = None
-
-    @model_validator(mode="after")
-    def _one_per_output(self) -> ProbeRecord:
-        if len(self.logits) != self.probe.num_outputs:
-            raise ValueError(f"logits has {len(self.logits)} entries for {self.probe.num_outputs} outputs")
-        return self
+_DOCUMENT_HEADS = (
+    configs.SequenceClassificationHeadConfig,
+    configs.RegressionHeadConfig,
+    configs.SentenceEmbeddingHeadConfig,
+)
 
 
 def probes_of(config: ModelConfig) -> dict[str, WitnessProbe]:
@@ -233,3 +143,148 @@ class ProbeBuilder:
         """One document with gaps."""
         batch = self.joined([stack.far() for stack in self.stacks])
         return self.at(batch, [self.stacks[0].watched_slots(batch.positions[0].tolist())])
+
+
+class StackProbeInputs:
+    """Documents of ids from all over the vocabulary, no longer than one stack has positions for."""
+
+    def __init__(self, stack: TransformerConfig, vocab_size: int) -> None:
+        self.stack, self.vocab_size, self._used = stack, vocab_size, 0
+        self.longest = stack.max_length
+        self.feed_forwards = [layer.ffn or stack.ffn for layer in stack.each_layer]
+        schemes = dict.fromkeys(layer.position or stack.position for layer in stack.each_layer)
+        scalings = [scheme.scaling for scheme in schemes if isinstance(scheme, configs.RopeConfig)]
+        by_length = (configs.DynamicNTKScalingConfig, configs.LongRopeScalingConfig)
+        trained = {scaling: getattr(scaling, "original_max_position_embeddings", None) for scaling in scalings}
+        self.trained_lengths = sorted({length for length in trained.values() if length is not None})
+        """The lengths that RoPE scalings start from."""
+        lengths = {length for scaling, length in trained.items() if isinstance(scaling, by_length)}
+        self.scaling_lengths = sorted(n for n in lengths if n and (self.longest is None or n <= self.longest))[:4]
+        """Those up to which the angles of documents stay the same."""
+        numbers = {int(number) for layer in stack.each_layer for number in re.findall(r"\d+", layer.rule)}
+        self.bounds = _thin_out(sorted(number for number in numbers if number <= LARGEST_BOUND))
+        """The numbers in the rules."""
+        biases = [builders.bias(stack.attention, scheme) for scheme in schemes]
+        buckets = {bound for bias in biases if isinstance(bias, RelativeBias) for bound in bias.bounds}
+        self.buckets = _thin_out(sorted(buckets))
+        """The distances at which learned biases change to another bucket."""
+
+    @property
+    def max_contiguous(self) -> int:
+        """How long a document may become that is read token by token."""
+        return min([_MOST_SEEN, *self.scaling_lengths, *([] if self.longest is None else [self.longest])])
+
+    @property
+    def capacities(self) -> list[int]:
+        """How many tokens the experts of each layer take, where that is bounded."""
+        found = [ffn.expert_capacity for ffn in self.feed_forwards if isinstance(ffn, configs.MoEConfig)]
+        return [capacity for capacity in found if capacity is not None]
+
+    @property
+    def has_limits(self) -> bool:
+        """Whether anything is clipped or capped at a number."""
+        experts = [ffn.expert if isinstance(ffn, configs.MoEConfig) else ffn for ffn in self.feed_forwards]
+        attentions = (self.stack.attention, getattr(self.stack, "cross_attention", None))
+        limits = [getattr(part, name, None) for part in attentions for name in ("attn_logit_softcapping", "clip_qkv")]
+        return any(isinstance(ffn, configs.ClampedGatedFFNConfig) for ffn in experts) or any(
+            limit is not None for limit in limits
+        )
+
+    def document(self, length: int) -> list[int]:
+        """The next so many ids."""
+        length = length if self.longest is None else min(length, self.longest)
+        numbers = np.arange(self._used, self._used + length)
+        self._used += length
+        return [int(number) for number in splitmix64(numbers) % np.uint64(self.vocab_size)]
+
+    def rows(self, lengths: Sequence[int], side: str, typed: bool) -> Batch:
+        """One document a row."""
+        batch = Batch.from_rows([self.document(length) for length in lengths], side=side)  # type: ignore[arg-type]
+        return self._with_types_and_groups(batch, typed)
+
+    def packed(self, lengths: Sequence[int]) -> Batch:
+        """All in one row, with padding behind them."""
+        documents = [self.document(length) for length in lengths]
+        return self._with_types_and_groups(Batch.packed(documents, length=sum(map(len, documents)) + 1), typed=True)
+
+    def repeated(self, length: int, rows: int) -> Batch:
+        """The same document in each row."""
+        return self._with_types_and_groups(Batch.from_rows([self.document(length)] * rows), typed=True)
+
+    def identical(self, count: int) -> Batch:
+        """So many documents of one and the same token, in one row."""
+        return self._with_types_and_groups(Batch.packed([self.document(1)] * count), typed=False)
+
+    def far(self) -> Batch:
+        """One document with gaps: powers of two, and both sides of every bound."""
+        last = max([FARTHEST, *(2 * bound for bound in self.bounds)]) if self.longest is None else self.longest - 1
+        wanted = {0, 1, 2, 3, last, *(1 << power for power in range(2, 21))}
+        wanted |= {place for bound in self.bounds for place in (bound - 1, bound, bound + 1, 2 * bound)}
+        wanted |= {place for bound in (*self.buckets, *self.trained_lengths) for place in (bound - 1, bound)}
+        return self._at_positions([sorted(place for place in wanted if 0 <= place <= last)])
+
+    def watched_slots(self, places: Sequence[int]) -> list[int]:
+        """The slots of ``far`` that are looked at: those at bounds, and some between."""
+        exact = [places.index(bound) for bound in (*self.bounds, *self.buckets) if bound in places][:_MOST_SEEN]
+        return sorted({*exact, *_evenly_spaced(len(places), min(max(_MOST_SEEN - len(exact), 2), len(places)))})
+
+    def lengths(self) -> Batch:
+        """Documents of each length from which positions are turned otherwise, and of one token more."""
+        ends = [end for length in self.scaling_lengths for end in (length - 1, length)] or [3, 4]
+        last = ends if self.longest is None else [min(end, self.longest - 1) for end in ends]
+        return self._at_positions([sorted({0, min(1, end), end // 2, end}) for end in last])
+
+    def first_chunk(self) -> int | None:
+        """How many tokens the first chunk of a cache must hold; None: all."""
+        found = [rule.causal_from if rule.positional else _prefix_first_chunk(rule) for rule in self.stack.rules]
+        return None if None in found else max(place or 0 for place in found) + 3
+
+    def _at_positions(self, documents: Sequence[Sequence[int]]) -> Batch:
+        """One row of documents whose tokens are at these positions."""
+        numbers = [number for number, places in enumerate(documents, 1) for _ in places]
+        places = [place for document in documents for place in document]
+        tokens = [self.document(1)[0] for _ in places]
+        batch = Batch(torch.tensor([tokens]), torch.tensor([places]), torch.tensor([numbers]))
+        return self._with_types_and_groups(batch, typed=False)
+
+    def _with_types_and_groups(self, batch: Batch, typed: bool) -> Batch:
+        """``batch`` with what else the stack reads: types of tokens, and groups where a rule goes by them.
+
+        Groups are the first two tokens of a document, and its fifth and sixth.
+        """
+        types = groups = None
+        place, real = batch.positions, batch.segments != 0
+        if typed and (count := self.stack.type_vocab_size) is not None:
+            types = torch.where(real, (place + batch.segments) % count, 0)
+        if not all(rule.positional for rule in self.stack.rules):
+            first, second = real & (place < 2), real & ((place == 4) | (place == 5))
+            groups = first.long() + 2 * second.long()
+        return Batch(batch.tokens, place, batch.segments, None, groups, types=types)
+
+
+def _prefix_first_chunk(rule: Rule) -> int | None:
+    """2 if a cache may continue after a first chunk with the first two tokens, a group; None if it may not."""
+    batch = Batch.from_rows([[0] * 8])
+    groups = (batch.positions < 2).long()
+    whole = Batch(batch.tokens, batch.positions, batch.segments, None, groups).coordinates()
+    return None if bool(rule.mask(whole, whole)[0, 0, :5, 5:].any()) else 2
+
+
+def _thin_out(numbers: Sequence[int]) -> list[int]:
+    if len(numbers) <= MOST_BOUNDS:
+        return list(numbers)
+    return [numbers[index] for index in _evenly_spaced(len(numbers), MOST_BOUNDS)]
+
+
+def _evenly_spaced(length: int, count: int) -> list[int]:
+    """``count`` indices of ``length``, evenly from the first to the last."""
+    return [index * (length - 1) // max(count - 1, 1) for index in range(count)]
+
+
+def splitmix64(numbers: np.ndarray) -> np.ndarray:
+    """Each number as 64 well-mixed bits (splitmix64), the same on every machine."""
+    with np.errstate(over="ignore"):
+        x = numbers.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return np.asarray(x ^ (x >> np.uint64(31)))

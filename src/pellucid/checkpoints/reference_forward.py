@@ -18,8 +18,8 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from pellucid.batch import IGNORED, Batch
-from pellucid.checkpoints.probe_inputs import splitmix64
-from pellucid.checkpoints.probe_set import PROJECTIONS, WitnessProbe
+from pellucid.checkpoints.contract import PROJECTIONS, WitnessProbe
+from pellucid.checkpoints.probe_set import splitmix64
 from pellucid.checkpoints.weights import ReadTensor
 from pellucid.data.objectives import causal
 from pellucid.models import configs
@@ -138,16 +138,13 @@ def scaled_branches(model: Model, gains: Sequence[float]) -> Iterator[None]:
     Branches are those of the first layer of each stack, and of the first layer with each other kind of feed-forward
     network: a whole deep model of large numbers would be chaotic, and its outputs no property of its weights.
     """
-    gains_B11 = torch.tensor(gains, dtype=torch.float64)[:, None, None] if gains else None
 
     def scale_inputs(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (arguments[0] * gains_B11, *arguments[1:])
+        return (scaled(arguments[0], gains), *arguments[1:])
 
     with ExitStack() as hooks:
-        if gains_B11 is not None:
-            parts = [part for stack in model.stacks for part in _first_branches(stack)]
-            for part in parts:
-                hooks.callback(part.register_forward_pre_hook(scale_inputs).remove)
+        for part in (part for stack in model.stacks if gains for part in _first_branches(stack)):
+            hooks.callback(part.register_forward_pre_hook(scale_inputs).remove)
         yield
 
 
@@ -194,16 +191,11 @@ def hidden_states(model: Model, probe: WitnessProbe) -> list[tuple[Batch, Tensor
 def random_projection(model: Model, probe: WitnessProbe, found: Sequence[tuple[Batch, Tensor]]) -> Tensor:
     """``[outputs, PROJECTIONS]`` in float64, on the CPU: the projected logits of the probe's slots or documents."""
     if probe.at is None:
-        return _project(torch.cat([_document_logits(model, hidden, piece, probe.gains) for piece, hidden in found]))
+        logits = [model.head(scaled(hidden, probe.gains), piece.coordinates()) for piece, hidden in found]
+        return _project(torch.cat(logits))
     hidden_BTD = scaled(torch.cat([hidden for _, hidden in found], 1), probe.gains)
     seen_SD = torch.cat([row_TD[list(slots)] for row_TD, slots in zip(hidden_BTD, probe.at, strict=True)])
     return _project(model.head(seen_SD.unsqueeze(0))[0])
-
-
-def _document_logits(model: Model, hidden_BTD: Tensor, piece: Batch, gains: Sequence[float]) -> Tensor:
-    """``[C, k]``: a head's outputs for each document."""
-    logits_CK: Tensor = model.head(scaled(hidden_BTD, gains), piece.coordinates())
-    return logits_CK
 
 
 def scaled(hidden_BTD: Tensor, gains: Sequence[float]) -> Tensor:

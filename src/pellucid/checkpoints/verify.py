@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pellucid.checkpoints.fingerprint import Difference, WitnessError
-from pellucid.checkpoints.folder import Check, open_folder
-from pellucid.checkpoints.load_report import LoadReport, MismatchError
+from pellucid.checkpoints.contract import MismatchError
+from pellucid.checkpoints.loading import Check, open_folder
+from pellucid.checkpoints.tensors import LoadReport
+from pellucid.checkpoints.witness import Difference, WitnessError
 from pellucid.records import Table, number
 
 _FIRST = {

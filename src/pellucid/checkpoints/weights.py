@@ -27,7 +27,7 @@ from pellucid.checkpoints.files import digest, open_regular, read_json, reject_d
 from pellucid.errors import CheckpointError
 from pellucid.messages import join_some, printable
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """The types that weights may have, by name."""
 
@@ -118,7 +118,7 @@ class Weights:
 def read_weights(folder: Path) -> Weights:
     """The checked headers of a folder's weights, in one file or in several."""
     _refuse_pickles(folder)
-    single, index = folder / SINGLE, folder / INDEX
+    single, index = folder / WEIGHTS, folder / INDEX
     if not (index.exists() or index.is_symlink()):
         _refuse_other_weights(folder, [single], "which is no part of its weights")
         header = read_header(single)
@@ -224,7 +224,7 @@ def _refuse_pickles(folder: Path) -> None:
     if found := sorted(printable(path.name) for path in folder.iterdir() if path.suffix.lower() in _PICKLES):
         raise CheckpointError(
             f"{folder} holds {join_some(found, 1)[:100]}, which may be a pickle and is never opened; "
-            f"remove it, the weights belong in {SINGLE}"
+            f"remove it, the weights belong in {WEIGHTS}"
         )
 
 
@@ -248,7 +248,7 @@ def write_weights(folder: Path, tensors: Mapping[str, Tensor], max_bytes: int | 
     """
     shards = [dict(tensors)] if max_bytes is None else _split(tensors, max_bytes)
     if len(shards) == 1:
-        return {SINGLE: write_tensors(folder / SINGLE, shards[0])}
+        return {WEIGHTS: write_tensors(folder / WEIGHTS, shards[0])}
     if len(shards) > _MAX_SHARDS:
         raise CheckpointError(f"max_shard_bytes {max_bytes} gives {len(shards)} files, at most {_MAX_SHARDS}; raise it")
     names = [f"model-{number:05}-of-{len(shards):05}.safetensors" for number in range(1, len(shards) + 1)]

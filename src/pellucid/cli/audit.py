@@ -94,8 +94,8 @@ def _load_target(target: str) -> tuple[object, Probe | None]:
     """The model that ``target`` names, and its probe where the audit should not choose one."""
     from pellucid.audits.probes.hf_load import from_folder, is_hf_folder
     from pellucid.audits.targets import from_text
-    from pellucid.checkpoints.folder import resolve_checkpoint_path
-    from pellucid.checkpoints.store import CONTRACT
+    from pellucid.checkpoints.contract import CONTRACT
+    from pellucid.checkpoints.files import resolve_checkpoint_path
 
     path = resolve_checkpoint_path(target) if os.path.exists(target) else Path(target)
     if (path / CONTRACT).is_file() or (path.is_dir() and not is_hf_folder(path)):

@@ -121,9 +121,8 @@ def _nearest_preset(target: str) -> str:
 def _config(target: str) -> ModelConfig | None:
     """The config that ``target`` names, if it is no rule."""
     if os.path.exists(target) and (os.path.isdir(target) or Path(target).name in ("best", "last")):
-        from pellucid.checkpoints.contract import read_contract
-        from pellucid.checkpoints.folder import resolve_checkpoint_path
-        from pellucid.checkpoints.store import CONTRACT
+        from pellucid.checkpoints.contract import CONTRACT, read_contract
+        from pellucid.checkpoints.files import resolve_checkpoint_path
 
         return read_contract(resolve_checkpoint_path(target) / CONTRACT).model
     if target.lower().endswith((".yaml", ".yml", ".json")):

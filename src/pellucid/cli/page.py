@@ -261,9 +261,9 @@ def _sample(run: Path) -> list[Section]:
 
 def _circumstances(run: Any) -> list[Table]:
     from pellucid.records import Table
-    from pellucid.training.run_folder import RunFolder
+    from pellucid.training.environment import read_environment
 
-    environment = RunFolder(run.run).environment()
+    environment = read_environment(run.run)
     environment.pop("sessions", None)
     return [
         Table(title, ("key", "value"), tuple(_flat(mapping).items()))

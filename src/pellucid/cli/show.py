@@ -13,7 +13,7 @@ from pellucid.cli import common
 
 if TYPE_CHECKING:
     from pellucid.checkpoints.contract import Contract
-    from pellucid.checkpoints.folder import Folder
+    from pellucid.checkpoints.loading import Folder
     from pellucid.models.config import LayerConfig, ModelConfig, TransformerConfig
     from pellucid.models.configs import FFNConfig, GroupedQueryAttentionConfig, MLAConfig
     from pellucid.records import Table
@@ -28,7 +28,7 @@ def show(checkpoint: common.Checkpoint, as_json: common.Json = False) -> None:
     Example:
       pellucid show my-model
     """
-    from pellucid.checkpoints.folder import open_folder
+    from pellucid.checkpoints.loading import open_folder
     from pellucid.reports import show as draw
 
     folder = open_folder(checkpoint)

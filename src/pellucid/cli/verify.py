@@ -10,7 +10,7 @@ import typer
 from pellucid.cli import common
 
 if TYPE_CHECKING:
-    from pellucid.checkpoints.folder import Check
+    from pellucid.checkpoints.loading import Check
 
 Level = Annotated[
     str | None,
@@ -44,7 +44,7 @@ def verify(checkpoint: common.Checkpoint, level: Level = None, as_json: common.J
 
 
 def _level(text: str) -> Check:
-    from pellucid.checkpoints.folder import LEVELS
+    from pellucid.checkpoints.loading import LEVELS
 
     for level in LEVELS:
         if text == level:

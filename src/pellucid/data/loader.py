@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -234,6 +235,39 @@ class Loader:
         if isinstance(batch, bool) or not isinstance(batch, int) or batch < 0:
             raise DataError(f"the state's batch is {batch!r}; it should be a number of batches, 0 or more")
         self._batch = batch
+
+
+class Prefetcher:
+    """Micro-batches of ``loader``, on ``device``.
+
+    Off the CPU the next one is assembled in a thread, and pinned where the device is a GPU, while the device works on
+    this one. ``loader`` counts only those that were given, so a checkpoint never skips one.
+    """
+
+    def __init__(self, loader: Loader, device: torch.device | str) -> None:
+        self._loader, self._device = loader, torch.device(device)
+        self._pool = None if self._device.type == "cpu" else ThreadPoolExecutor(1, "prefetch")
+        self._ahead: tuple[int, Future[Batch]] | None = None
+
+    def next(self) -> Batch:
+        """The next micro-batch."""
+        if self._pool is None:
+            return next(self._loader).to(self._device)
+        number = self._loader.batches
+        ready, self._ahead = self._ahead, None
+        batch = ready[1].result() if ready is not None and ready[0] == number else self._assemble(number)
+        self._loader.advance()
+        self._ahead = number + 1, self._pool.submit(self._assemble, number + 1)
+        return batch.to(self._device)
+
+    def _assemble(self, number: int) -> Batch:
+        batch = self._loader.batch(number)
+        return batch.pin_memory() if self._device.type == "cuda" else batch
+
+    def close(self) -> None:
+        """End the thread."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _check(batch_size: int, seed: int, rank: int, world_size: int) -> None:

@@ -180,10 +180,10 @@ def _check_prompt(
 
 
 def _check_angles(model: nn.Module, index: int, prompt: Ids, new: int) -> None:
-    """Refuse to go on from a cache where a longer document turns by other angles than the keys that are held."""
-    crosses = getattr(model, "crosses", None)
+    """Refuse to continue from a cache where a longer document is rotated by other angles than the cached keys."""
+    changes_angles = getattr(model, "changes_angles", None)
     end = len(prompt) + new - 1  # the last token is never read
-    if crosses is not None and end > len(prompt) and crosses(len(prompt), end):
+    if changes_angles is not None and end > len(prompt) and changes_angles(len(prompt), end):
         raise UnsupportedError(
             f"prompt {index} has {len(prompt)} tokens and grows to {end}, past where its rotary scaling changes the "
             "angles, so that no cache can go on; use use_cache=False, or ask for fewer new tokens"

@@ -1,9 +1,8 @@
 """Where config meets parts: a config in, a model out."""
 
-from pellucid.models.architectures import Decoder, Encoder, EncoderDecoder
 from pellucid.models.build import build
 from pellucid.models.config import ModelConfig
-from pellucid.models.model import Model, Output
+from pellucid.models.model import Decoder, Encoder, EncoderDecoder, Model, Output
 from pellucid.probe import Probe
 
 __all__ = ["Decoder", "Encoder", "EncoderDecoder", "Model", "ModelConfig", "Output", "build"]

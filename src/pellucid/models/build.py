@@ -9,9 +9,8 @@ from torch import nn
 
 from pellucid.errors import ConfigError, one_line
 from pellucid.models import builders, configs, heads
-from pellucid.models.architectures import Decoder, Encoder, EncoderDecoder
 from pellucid.models.config import LayerConfig, ModelConfig, TransformerConfig
-from pellucid.models.model import Model
+from pellucid.models.model import Decoder, Encoder, EncoderDecoder, Model
 from pellucid.nn import block as blocks
 from pellucid.nn import init
 from pellucid.nn.attend import Backend

@@ -60,10 +60,10 @@ def norm(config: configs.NormConfig, size: int) -> nn.Module:
     return part
 
 
-def entry_positions(config: configs.PositionConfig, hidden_size: int) -> nn.Module:
-    """What is added to the residual stream on entry."""
+def entry_positions(config: configs.PositionConfig, hidden_size: int) -> nn.Module | None:
+    """What is added to the residual stream on entry (None: nothing)."""
     if not isinstance(config, configs.LearnedPositionsConfig | configs.SinusoidalPositionsConfig):
-        return positions.NoPositions()
+        return None
     part: nn.Module = _PARTS[config.kind](hidden_size=hidden_size, **_fields(config))
     return part
 

@@ -188,7 +188,7 @@ def _check_stack(stack: TransformerConfig) -> None:
             _check_shared(layers, number, layer.same_as)
         if isinstance(stack.attention, MLAConfig) and not isinstance(layer.position or stack.position, RopeConfig):
             raise ValueError(
-                f"attention 'latent' turns its shared key, but the position of layer {number} is "
+                f"attention 'latent' rotates its shared key, but the position of layer {number} is "
                 f"{(layer.position or stack.position).kind!r}; choose rope"
             )
     for position in {stack.position, *(layer.position or stack.position for layer in layers)}:

@@ -6,9 +6,9 @@ output, and in the head; the forward pass is one, and fits on this screen.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import nn
@@ -22,8 +22,8 @@ from pellucid.nn.attention import EncoderOutput, LayerContext
 from pellucid.nn.cache import ContiguousCache
 from pellucid.nn.embedding import zero_padding
 from pellucid.nn.losses import Loss
-from pellucid.nn.moe import LoadBalanceStats, RouterStatsSink
-from pellucid.nn.positions.frequencies import host_layout
+from pellucid.nn.moe import LoadBalanceStats
+from pellucid.nn.positions import Rotary
 from pellucid.probe import Probe
 from pellucid.shapes import Float, Tensor
 from pellucid.visibility import Coordinates
@@ -61,7 +61,7 @@ class Model(nn.Module):
         embed_tokens: nn.Embedding,
         embed_project: nn.Module,
         token_types: nn.Module | None,
-        positions: nn.Module,
+        positions: nn.Module | None,
         embedding_norm: nn.Module,
         position_biases: Sequence[nn.Module],
         bias_of: Sequence[int | None],
@@ -106,11 +106,11 @@ class Model(nn.Module):
         q_coords, k_coords = resolve(batch, cache)
         x_BTD = self.embed(batch, q_coords)
         biases = [bias(q_coords, k_coords) for bias in self.position_biases]
-        sinks = [RouterStatsSink() for _ in self.layers]
-        caches = [None] * len(sinks) if cache is None else cache.layers
-        for block, number, layer_cache, sink in zip(self.layers, self.bias_of, caches, sinks, strict=True):
+        stats: list[list[LoadBalanceStats]] = [[] for _ in self.layers]
+        caches = [None] * len(stats) if cache is None else cache.layers
+        for block, number, layer_cache, own in zip(self.layers, self.bias_of, caches, stats, strict=True):
             bias = None if number is None else biases[number]
-            ctx = LayerContext(q_coords, k_coords, encoder_output, layer_cache, bias, sink)
+            ctx = LayerContext(q_coords, k_coords, encoder_output, layer_cache, bias, own)
             if self.gradient_checkpointing and self.training and cache is None:
                 x_BTD = checkpoint(block, x_BTD, ctx, use_reentrant=False)
             else:
@@ -118,7 +118,7 @@ class Model(nn.Module):
         x_BTD = self.norm(x_BTD).to(self.dtype)  # a wide stream ends here
         if cache is not None:
             cache.commit()
-        routing += tuple(sink.sums for sink in sinks if sink.sums is not None)
+        routing += tuple(sums for own in stats for sums in own)
         match want:
             case "hidden":
                 return Output(x_BTD, cache=cache, routing=routing)
@@ -143,7 +143,7 @@ class Model(nn.Module):
         chunk = batch.coordinates()
         q_coords, k_coords = (chunk, chunk) if cache is None else cache.begin_append(chunk, self.rules)
         most = self.config.max_position_embeddings
-        layout = None if most is None else host_layout(q_coords)
+        layout = None if most is None else q_coords.read_layout()
         if most is not None and layout is not None and layout.max_position >= most:
             raise LengthError(
                 f"a document has {layout.max_position + 1} tokens, but max_position_embeddings is {most}; shorten it, "
@@ -159,7 +159,9 @@ class Model(nn.Module):
             x_BTD = x_BTD * self.config.embedding_multiplier
         if self.token_types is not None:
             x_BTD = self.token_types(x_BTD, batch.types, coords)
-        x_BTD = self.embedding_norm(self.positions(x_BTD, coords))
+        if self.positions is not None:
+            x_BTD = self.positions(x_BTD, coords)
+        x_BTD = self.embedding_norm(x_BTD)
         entered: Tensor = self.embedding_dropout(zero_padding(x_BTD, coords))
         return entered
 
@@ -224,3 +226,79 @@ class Model(nn.Module):
                 "a cached chunk holds only the end of a document, and this head pools all of it; run it "
                 "at once, or choose pooling 'last'"
             )
+
+
+class Encoder(Model):
+    """Encoder-only: every token of a document is made from all of them."""
+
+    def resolve_coordinates(self, batch: Batch, cache: ContiguousCache | None) -> tuple[Coordinates, Coordinates]:
+        if cache is not None:
+            raise UnsupportedError("an encoder sees its whole document at once and keeps no cache; leave cache out")
+        return super().resolve_coordinates(batch, None)
+
+
+class Decoder(Model):
+    """Decoder-only: tokens in, a distribution over the next token out, for every position at once."""
+
+    def new_cache(self, rows: int, capacity: int) -> ContiguousCache:
+        """An empty cache for ``rows`` rows of up to ``capacity`` slots (padding takes slots too)."""
+        return ContiguousCache(
+            shapes=[block.attention.cache_shapes for block in self.layers],  # type: ignore[union-attr, misc]
+            rows=rows,
+            capacity=capacity,
+            dtype=self.dtype,
+            device=self.device,
+            changes_angles=self.changes_angles,
+        )
+
+    @property
+    def changes_angles(self) -> Callable[[int, int], bool] | None:
+        """Whether a document that grows from one length to another changes the angles of cached keys.
+
+        None: whatever the lengths, it does not.
+        """
+        rotaries = [part for part in self.layers.modules() if isinstance(part, Rotary) and part.scaling.by_length]
+        if not rotaries:
+            return None
+        return lambda before, after: any(part.scaling.changes_angles(before, after) for part in rotaries)
+
+
+class EncoderDecoder(Decoder):
+    """``batch.source`` through the encoder, ``batch`` through the decoder that reads it, document by document.
+
+    With a cache, the source comes with the first chunk; the cache keeps what the decoder needs of it.
+    """
+
+    def __init__(self, *arguments: Any, encoder: Encoder, **parts: Any) -> None:
+        super().__init__(*arguments, **parts)
+        self.encoder = encoder
+
+    @property
+    def stacks(self) -> tuple[Model, ...]:
+        return self.encoder, self
+
+    def encode_source(
+        self, batch: Batch, cache: ContiguousCache | None
+    ) -> tuple[EncoderOutput | None, tuple[LoadBalanceStats, ...]]:
+        """The encoder's last hidden states, or the coordinates of those whose keys and values the cache holds."""
+        if cache is not None and batch.source is not None and cache.length:
+            raise ArgumentError("the cache holds a source already; leave source out, or start a new cache")
+        if cache is not None and cache.memory is not None and batch.source is None:
+            return EncoderOutput(None, cache.memory), ()
+        if batch.source is None:
+            raise ArgumentError("the batch has no source to read; make one with Batch.from_pairs([[5, 8]], [[7, 2]])")
+        if batch.source.shape[0] != batch.shape[0]:
+            raise ArgumentError(
+                f"the source has {batch.source.shape[0]} rows and the batch {batch.shape[0]}; give one each"
+            )
+        self.encoder.gradient_checkpointing = self.gradient_checkpointing
+        encoded = self.encoder(batch.source, want="hidden")
+        coords = batch.source.coordinates()
+        if cache is not None:
+            cache.set_encoder_output(coords)
+        return EncoderOutput(encoded.hidden, coords), encoded.routing
+
+    @property
+    def max_source_length(self) -> int | None:
+        """The longest source that may be read (None: any length)."""
+        return self.encoder.max_length

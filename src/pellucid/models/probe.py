@@ -13,10 +13,9 @@ from torch import nn
 from pellucid.batch import IGNORED, Batch
 from pellucid.data.objectives import causal
 from pellucid.models import configs
-from pellucid.models.architectures import Decoder, EncoderDecoder
 from pellucid.models.config import ModelConfig
 from pellucid.models.heads import LanguageModelHead
-from pellucid.models.model import Model
+from pellucid.models.model import Decoder, EncoderDecoder, Model
 from pellucid.nn.attend import BACKENDS
 from pellucid.nn.attention import CrossAttention, GroupedQueryAttention
 from pellucid.nn.cache import ContiguousCache

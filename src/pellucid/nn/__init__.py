@@ -3,7 +3,7 @@
 ``attend``          the only function that runs attention
 ``GroupedQueryAttention`` ``MLA`` ``CrossAttention``                                how tokens read each other
 ``DenseFFN`` ``GatedFFN`` ``PreNormBlock`` ``PostNormBlock``                        what else a layer is made of
-``Rotary`` ``LearnedPositions`` ``SinusoidalPositions`` ``NoPositions``             where a token is
+``Rotary`` ``LearnedPositions`` ``SinusoidalPositions``             where a token is
 ``ContiguousCache``  keys and values of past tokens, and their coordinates
 ``linear_cross_entropy``  the loss, as a sum and a count
 ``from_torch``       torch's own layers as parts of ours, with their weights
@@ -18,7 +18,7 @@ from pellucid.nn.ffn import DenseFFN, GatedFFN
 from pellucid.nn.losses import Loss, linear_cross_entropy
 from pellucid.nn.mla import MLA
 from pellucid.nn.norms import LayerNorm, RMSNorm
-from pellucid.nn.positions import LearnedPositions, NoPositions, Rotary, SinusoidalPositions
+from pellucid.nn.positions import LearnedPositions, Rotary, SinusoidalPositions
 from pellucid.nn.torch_layers import from_torch
 
 __all__ = [
@@ -34,7 +34,6 @@ __all__ = [
     "LayerNorm",
     "LearnedPositions",
     "Loss",
-    "NoPositions",
     "PostNormBlock",
     "PreNormBlock",
     "RMSNorm",

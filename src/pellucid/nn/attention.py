@@ -12,7 +12,7 @@ from pellucid.errors import ArgumentError, ShapeError
 from pellucid.nn.attend import AttentionOptions, attend, probabilities
 from pellucid.nn.cache import LayerCache
 from pellucid.nn.embedding import zero_padding
-from pellucid.nn.moe.routing import RouterStatsSink
+from pellucid.nn.moe.router import LoadBalanceStats
 from pellucid.nn.positions import Rotary
 from pellucid.shapes import Float, Tensor
 from pellucid.visibility import Coordinates, Rule, full
@@ -53,7 +53,7 @@ class LayerContext:
     encoder_output: EncoderOutput | None = None
     cache: LayerCache | None = None
     bias: Float[Tensor, "#B #N T S"] | None = None
-    router_stats: RouterStatsSink | None = None
+    router_stats: list[LoadBalanceStats] | None = None
 
     @classmethod
     def of(cls, coords: Coordinates, **fields: Any) -> LayerContext:

@@ -94,8 +94,8 @@ class ContiguousCache:
     """Room for ``capacity`` slots of each row in every layer.
 
     ``shapes`` has one entry a layer: the shape of each of its tensors in one slot, ``((K, H), (K, H))`` for keys and
-    values. ``crosses(before, after)`` says whether a document of ``before`` tokens must not go on (or be cropped) to
-    ``after``, because its keys were turned by other angles (:meth:`~pellucid.nn.positions.Rotary.crosses`).
+    values. ``changes_angles(before, after)`` says whether a document of ``before`` tokens must not grow (or be cropped)
+    to ``after``, because its keys were rotated by other angles (``RopeScaling.changes_angles``).
 
     A chunk is *placed* (coordinates only), then every layer appends to it, then it is *committed*; a forward pass
     that fails in between leaves the cache as it was.
@@ -109,7 +109,7 @@ class ContiguousCache:
         capacity: int,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
-        crosses: Callable[[int, int], bool] | None = None,
+        changes_angles: Callable[[int, int], bool] | None = None,
     ) -> None:
         if rows < 1 or capacity < 1:
             raise ShapeError(f"a cache needs at least one row and one slot, not {rows} rows and {capacity} slots")
@@ -122,7 +122,7 @@ class ContiguousCache:
         self.groups_BS: Tensor | None = None  # from the first chunk on that has groups
         self.memory: Coordinates | None = None
         self.length = 0
-        self._crosses = crosses
+        self._changes_angles = changes_angles
         self._runs: tuple[Run, ...] = ()
         self._pending: tuple[int, tuple[Run, ...]] | None = None
         # the last document of each row and the position after its end, where the tensors are: no step asks the host
@@ -173,7 +173,7 @@ class ContiguousCache:
         Raises:
             ShapeError: another number of rows.
             LengthError: more slots than are left.
-            UnsupportedError: packed rows that go on; earlier tokens that would have had to see, or to be turned by
+            UnsupportedError: packed rows that go on; earlier tokens that would have had to see, or to be rotated by
                 the length of, what comes now.
         """
         start, slots = self.length, chunk.shape[1]
@@ -189,7 +189,7 @@ class ContiguousCache:
         assert q_coords.layout is not None
         if start:
             self._refuse_ahead(rules, q_coords)
-            self._refuse_crossing(self._runs, (*self._runs, *q_coords.layout.runs))
+            self._check_angles(self._runs, (*self._runs, *q_coords.layout.runs))
         self.positions_BS[:, start:stop] = q_coords.positions
         self.segments_BS[:, start:stop] = q_coords.segments
         if q_coords.groups is not None and self.groups_BS is None:
@@ -259,15 +259,15 @@ class ContiguousCache:
                 "run the whole sequence at once, or give the whole prefix in the first chunk"
             )
 
-    def _refuse_crossing(self, current: Sequence[Run], wanted: Sequence[Run]) -> None:
-        if self._crosses is None:
+    def _check_angles(self, current: Sequence[Run], wanted: Sequence[Run]) -> None:
+        if self._changes_angles is None:
             return
         before, after = lengths(current), lengths(wanted)
         for document, length in before.items():
             new = after.get(document, 0)
-            if self._crosses(length, new):
+            if self._changes_angles(length, new):
                 raise UnsupportedError(
-                    f"the cache holds a document of {length} tokens, which are turned by other angles than in one of "
+                    f"the cache holds a document of {length} tokens, which are rotated by other angles than in one of "
                     f"{new}; run all {new} tokens again, with an empty cache or none"
                 )
 
@@ -296,11 +296,11 @@ class ContiguousCache:
     def crop(self, keep: int) -> None:
         """Keep the first ``keep`` slots; a negative number drops that many. Clamped to what there is.
 
-        A memory stays. Raises UnsupportedError where what is left was turned by the angles of a longer document.
+        A memory stays. Raises UnsupportedError where what is left was rotated by the angles of a longer document.
         """
         kept = max(0, min(self.length, keep if keep >= 0 else self.length + keep))
         runs = tuple(run._replace(stop=min(run.stop, kept)) for run in self._runs if run.start < kept)
-        self._refuse_crossing(self._runs, runs)
+        self._check_angles(self._runs, runs)
         # new tensors, because coordinates that were handed out look at the old ones
         self.positions_BS, self.segments_BS = self.positions_BS.clone(), self.segments_BS.clone()
         self.groups_BS = None if self.groups_BS is None else self.groups_BS.clone()
@@ -311,13 +311,11 @@ class ContiguousCache:
 
     def snapshot(self) -> ContiguousCache:
         """A copy that shares no memory with this one."""
-        copy = object.__new__(ContiguousCache)
+        copy = shallow_copy(self)
         copy.layers = [shallow_copy(layer) for layer in self.layers]
         for layer in copy.layers:
             layer.apply(torch.clone)
         copy.positions_BS, copy.segments_BS = self.positions_BS.clone(), self.segments_BS.clone()
         copy.groups_BS = None if self.groups_BS is None else self.groups_BS.clone()
-        copy.memory = self.memory  # frozen: remember() puts another in its place, nothing writes into it
-        copy._last_B2 = self._last_B2.clone()
-        copy.length, copy._runs, copy._pending, copy._crosses = self.length, self._runs, None, self._crosses
-        return copy
+        copy._last_B2, copy._pending = self._last_B2.clone(), None
+        return copy  # the memory is frozen: another may take its place, but nothing writes into it

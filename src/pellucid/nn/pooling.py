@@ -8,7 +8,6 @@ import numpy as np
 import torch
 
 from pellucid.nn.norms import at_least_float32
-from pellucid.nn.positions.frequencies import host_layout
 from pellucid.shapes import Float, Int, Tensor
 from pellucid.visibility import Coordinates
 
@@ -59,7 +58,7 @@ def pooled(x_BTD: Float[Tensor, "B T D"], coords: Coordinates, how: Pooling) -> 
 
 
 def _documents(coords: Coordinates) -> Documents:
-    layout = host_layout(coords)
+    layout = coords.read_layout()
     if layout is None:
         raise RuntimeError("documents are counted on the host, which a compiled graph or the meta device cannot do")
     slots, owners = layout.by_document

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from pellucid.errors import CheckpointError, StorageError, UnsupportedError
 from pellucid.records import number
-from pellucid.training.events import (
+from pellucid.training.results import (
     Event,
     Finished,
     Interrupted,
@@ -26,9 +26,10 @@ from pellucid.training.events import (
     Saved,
     Stepped,
     Validated,
+    Validation,
     Warned,
+    read_back,
 )
-from pellucid.training.results import Validation, read_back
 
 _SECONDS_BETWEEN_LINES = 10.0
 _LONGEST_LINE = 1 << 16

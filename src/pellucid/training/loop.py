@@ -6,21 +6,18 @@ import math
 import time
 import warnings
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-import torch
-
-from pellucid.batch import Batch
-from pellucid.checkpoints import store
+from pellucid.checkpoints.saving import Proof, add_witness
 from pellucid.data.corpus import Document
-from pellucid.data.loader import Loader
-from pellucid.errors import CheckpointError, ConfigError, StorageError
+from pellucid.data.loader import Prefetcher
+from pellucid.errors import ArgumentError, CheckpointError, StorageError
 from pellucid.training.config import TrainConfig
-from pellucid.training.environment import write_environment
+from pellucid.training.environment import SignalHandler, write_environment
 from pellucid.training.evaluation import bits_per_byte
-from pellucid.training.events import (
+from pellucid.training.loggers import MetricsLog, broadcast
+from pellucid.training.results import (
     Event,
     Finished,
     Interrupted,
@@ -29,17 +26,25 @@ from pellucid.training.events import (
     Resumed,
     Saved,
     Stepped,
+    TrainResult,
     Validated,
+    Validation,
     Warned,
 )
-from pellucid.training.loggers import MetricsLog, broadcast
-from pellucid.training.optim import lr_multiplier, progress
-from pellucid.training.results import TrainResult, Validation
-from pellucid.training.resume import final, find_resume_point, refuse_other_model, refuse_shorter, reopen, repair_folder
 from pellucid.training.run_folder import RunFolder, checked_path, step_name
-from pellucid.training.setup import RunComponents, prepare, refuse_missing_device, resolve_auto
-from pellucid.training.signals import SignalHandler
-from pellucid.training.step import StepContext, TrainStepResult, train_step
+from pellucid.training.setup import (
+    RunComponents,
+    final,
+    find_resume_point,
+    prepare,
+    refuse_missing_device,
+    refuse_other_model,
+    refuse_shorter,
+    reopen,
+    repair_folder,
+    resolve_auto,
+)
+from pellucid.training.step import StepContext, TrainStepResult, lr_multiplier, progress, train_step
 
 
 def train(
@@ -51,7 +56,7 @@ def train(
     if it is finished, nothing is done. ``resume=True`` requires a run there, whose length and bookkeeping may change;
     ``False`` requires an empty folder. Anything else in the folder is refused. Ctrl-C and SIGTERM finish the step with
     its evaluation, save and return; before the first step, or sent twice, they raise ``KeyboardInterrupt``.
-    ``on_event`` is called with what happens (see ``training.events``); without it, warnings are Python's.
+    ``on_event`` is called with what happens (see ``training.results``); without it, warnings are Python's.
 
     Raises:
         InputError: something in the config, the data or on the disk cannot be used; nothing was trained, and no
@@ -60,7 +65,7 @@ def train(
         StorageError: the disk took no more; likewise.
     """
     if not isinstance(config, TrainConfig):
-        raise ConfigError(
+        raise ArgumentError(
             f"config is {str(config)[:80]!r}, but must be a TrainConfig; make one with TrainConfig.from_file or "
             ".from_mapping"
         )
@@ -126,39 +131,6 @@ T = TypeVar("T")
 
 class StopRequested(Exception):  # noqa: N818
     """Ends the evaluation at the end of a run that a signal asks to stop."""
-
-
-class Prefetcher:
-    """Micro-batches of ``loader``, on ``device``.
-
-    Off the CPU the next one is assembled in a thread, and pinned where the device is a GPU, while the device works on
-    this one. ``loader`` counts only those that were given, so a checkpoint never skips one.
-    """
-
-    def __init__(self, loader: Loader, device: torch.device | str) -> None:
-        self._loader, self._device = loader, torch.device(device)
-        self._pool = None if self._device.type == "cpu" else ThreadPoolExecutor(1, "prefetch")
-        self._ahead: tuple[int, Future[Batch]] | None = None
-
-    def next(self) -> Batch:
-        """The next micro-batch."""
-        if self._pool is None:
-            return next(self._loader).to(self._device)
-        number = self._loader.batches
-        ready, self._ahead = self._ahead, None
-        batch = ready[1].result() if ready is not None and ready[0] == number else self._assemble(number)
-        self._loader.advance()
-        self._ahead = number + 1, self._pool.submit(self._assemble, number + 1)
-        return batch.to(self._device)
-
-    def _assemble(self, number: int) -> Batch:
-        batch = self._loader.batch(number)
-        return batch.pin_memory() if self._device.type == "cuda" else batch
-
-    def close(self) -> None:
-        """End the thread."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
 
 
 class Trainer:
@@ -283,10 +255,10 @@ class Trainer:
         try:
             if last is not None and last.name == step_name(state.step):
                 if self.stopping:
-                    store.add_witness(last, components.model, components.tokenizer)
+                    add_witness(last, components.model, components.tokenizer)
                 return last
             state.minutes, state.loader = self.minutes, components.loader.state_dict()
-            prove: store.Proof = "witness" if last is None or self.stopping else "digests"
+            prove: Proof = "witness" if last is None or self.stopping else "digests"
             self.last_checkpoint = last = self.folder.save(
                 components.model,
                 components.tokenizer,

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from pellucid.errors import CheckpointError
 from pellucid.nn.moe import Experts, Router
 from pellucid.nn.norms import HeadLayerNorm
 from pellucid.nn.positions import LearnedPositions
+from pellucid.shapes import Float
 from pellucid.training import config as cfg
-from pellucid.training.config import LRSchedulerConfig, TrainConfig
-from pellucid.training.muon import Muon
+from pellucid.training.step import OptimizerSet
 
 Role = Literal["matrix", "embedding", "head", "vector"]
 
@@ -58,86 +58,6 @@ def _is_vector(module: nn.Module, name: str) -> bool:
     return isinstance(module, HeadLayerNorm) or (isinstance(module, Experts) and name.endswith("_bias"))
 
 
-class OptimizerSet:
-    """One or two torch optimizers, stepped together. Rates are peaks times one multiplier."""
-
-    def __init__(self, names: Mapping[str, nn.Parameter], parts: Mapping[str, torch.optim.Optimizer]) -> None:
-        self.parts = dict(parts)
-        self.parameters = list(names.values())
-        self._names = {id(parameter): name for name, parameter in names.items()}
-        self._peaks = [(group, float(group["lr"])) for part in parts.values() for group in part.param_groups]
-        owned = [id(p) for part in parts.values() for group in part.param_groups for p in group["params"]]
-        assert sorted(owned) == sorted(self._names), "every parameter belongs to exactly one optimizer"
-
-    def set_learning_rate(self, multiplier: float) -> float:
-        """Set every rate to its peak times ``multiplier``; returns :attr:`learning_rate`."""
-        for group, peak in self._peaks:
-            group["lr"] = peak * multiplier
-        return self.learning_rate
-
-    @property
-    def learning_rate(self) -> float:
-        """The rate that the next step uses: the matrices' one, where there are several."""
-        return float(self._peaks[0][0]["lr"])
-
-    def step(self) -> None:
-        """Change the weights by their gradients."""
-        for part in self.parts.values():
-            part.step()
-
-    def zero_grad(self) -> None:
-        """Forget the gradients."""
-        for parameter in self.parameters:
-            parameter.grad = None
-
-    def state_tensors(self) -> dict[str, Tensor]:
-        """Everything the optimizers remember, as ``part/parameter/what``: tensors only, ready for a file."""
-        return {
-            f"{part}/{self._names[id(parameter)]}/{what}": torch.as_tensor(value)
-            for part, optimizer in self.parts.items()
-            for parameter, memory in optimizer.state.items()
-            for what, value in memory.items()
-        }
-
-    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Give back what :meth:`state_tensors` gave; anything missing, surplus or misshapen is an error."""
-        parameters = {name: p for p in self.parameters for name in [self._names[id(p)]]}
-        memories: dict[str, dict[Tensor, dict[str, Any]]] = {part: {} for part in self.parts}
-        for key, tensor in tensors.items():
-            part, _, rest = key.partition("/")
-            name, _, what = rest.rpartition("/")
-            if part not in self.parts or name not in parameters:
-                raise CheckpointError(
-                    f"optimizer state {key!r} belongs to no parameter of this run; was its config changed?"
-                )
-            parameter = parameters[name]
-            if tensor.dim() and tensor.shape != parameter.shape:
-                raise CheckpointError(
-                    f"optimizer state {key!r} has shape {tuple(tensor.shape)} "
-                    f"but the parameter {tuple(parameter.shape)}"
-                )
-            memories[part].setdefault(parameter, {})[what] = tensor.to(parameter.device, copy=True)
-        for part, memory in memories.items():
-            _check_complete(part, self.parts[part], memory, self._names)
-            self.parts[part].state.clear()
-            self.parts[part].state.update(memory)
-
-
-def _check_complete(
-    part: str,
-    optimizer: torch.optim.Optimizer,
-    memory: Mapping[Tensor, Mapping[str, Any]],
-    names: Mapping[int, str],
-) -> None:
-    """Either nothing was ever stepped, or every parameter remembers the same things."""
-    wanted = {what for entries in memory.values() for what in entries}
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            missing = wanted - set(memory.get(parameter, {}))
-            if missing:
-                raise CheckpointError(f"optimizer state lacks {part}/{names[id(parameter)]}/{min(missing)}")
-
-
 def make_optimizers(model: nn.Module, config: cfg.AdamWConfig | cfg.MuonConfig) -> OptimizerSet:
     """The optimizers that ``config`` describes, over every parameter of ``model`` that is learnt."""
     names = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -178,47 +98,74 @@ def _adamw(
     )
 
 
-_LOWEST_WARMUP = 0.01
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan et al. 2024, "Muon": steepest slope at 0
 
 
-def progress(config: TrainConfig, step: int, minutes: float) -> float:
-    """The fraction of the run that is over before ``step`` (the first is 0): the further of steps and minutes."""
-    by_steps = step / config.max_steps if config.max_steps else 0.0
-    by_time = minutes / config.max_minutes if config.max_minutes else 0.0
-    return min(max(by_steps, by_time), 1.0)
+class Muon(torch.optim.Muon):
+    """``torch.optim.Muon`` (momentum, orthogonalised update, decoupled decay), computed in ``dtype``.
 
-
-def lr_multiplier(config: TrainConfig, step: int, minutes: float) -> float:
-    """The multiple of the peak learning rate that ``step`` uses, ``minutes`` into the run.
-
-    A warm-up of 4 steps uses ¼, ½, ¾ and 1; then the decay starts from 1 and would reach ``min_lr_ratio`` at the
-    step after the last, so that no step is wasted on a rate of 0. A warm-up by ratio of a run with ``max_minutes``
-    follows the clock, and starts above 0.
+    A parameter ``[E, M, N]`` is E matrices, each orthogonalised by itself; at least one must be a plain matrix.
     """
-    scheduler, done = config.lr_scheduler, progress(config, step, minutes)
-    by_clock = bool(scheduler.warmup_ratio) and config.max_minutes is not None
-    warmup_steps = scheduler.warmup_steps
-    if scheduler.warmup_ratio and not by_clock:
-        warmup_steps = round(scheduler.warmup_ratio * (config.max_steps or 0))
-    warmup_end = warmup_steps / config.max_steps if config.max_steps and warmup_steps else 0.0
-    if by_clock:
-        warmup_end = scheduler.warmup_ratio
-        if done < warmup_end:
-            return max(done / warmup_end, _LOWEST_WARMUP)
-    elif step < warmup_steps:
-        return (step + 1) / warmup_steps
-    if scheduler.type == "inverse_sqrt":
-        peak = warmup_end / done if by_clock else max(warmup_steps, 1) / (step + 1)
-        return max(scheduler.min_lr_ratio, math.sqrt(peak))
-    past = 1.0 if warmup_end >= 1 else min(max((done - warmup_end) / (1 - warmup_end), 0.0), 1.0)
-    return scheduler.min_lr_ratio + (1 - scheduler.min_lr_ratio) * _decay(scheduler, past)
+
+    def __init__(self, parameters: Iterable[Tensor], *, dtype: torch.dtype = torch.float32, **settings: Any) -> None:
+        given = list(parameters)
+        super().__init__([p for p in given if p.dim() != 3], **settings)
+        self.param_groups[0]["params"] += [p for p in given if p.dim() == 3]  # torch's class takes no stacks
+        self.dtype = dtype
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Change every matrix that has a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            by_shape: dict[torch.Size, list[Tensor]] = defaultdict(list)
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    by_shape[parameter.shape].append(parameter)
+            for parameters in by_shape.values():
+                self._change(parameters, group)
+        return loss
+
+    def _change(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        """One step of parameters of one shape."""
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        for parameter in parameters:
+            if not self.state[parameter]:
+                self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        buffers = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
+        torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])
+        updates = torch._foreach_lerp(gradients, buffers, group["momentum"]) if group["nesterov"] else buffers
+        stacked = torch.stack(list(updates)).to(self.dtype)
+        update_XMN = stacked.flatten(0, -3)
+        directions = orthogonalised(update_XMN, steps=group["ns_steps"], eps=group["eps"]).view_as(stacked)
+        rate = group["lr"] * _shape_factor(parameters[0].shape[-2:], group["adjust_lr_fn"])
+        torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_add_(parameters, list(directions.to(parameters[0].dtype).unbind()), alpha=-rate)
 
 
-def _decay(scheduler: LRSchedulerConfig, past: float) -> float:
-    """From 1 to 0 while ``past`` goes from 0 to 1."""
-    if scheduler.type == "cosine":
-        return (1 + math.cos(math.pi * past)) / 2
-    if scheduler.type == "linear":
-        return 1 - past
-    ratio = scheduler.decay_ratio
-    return 1.0 if past < 1 - ratio or not ratio else (1 - past) / ratio
+def orthogonalised(g_XMN: Float[Tensor, "X M N"], *, steps: int = 5, eps: float = 1e-7) -> Float[Tensor, "X M N"]:
+    """Each matrix with its singular values brought near 1, by Newton–Schulz steps in its own number format.
+
+    A step turns each singular value s into ``a·s + b·s³ + c·s⁵``, by products alone; a Frobenius norm of 1 at
+    the start keeps all of them below 1. Near 1, not at it: these coefficients trade exactness (about 0.7 to
+    1.2) for few steps.
+    """
+    a, b, c = _COEFFICIENTS
+    tall = g_XMN.shape[-2] > g_XMN.shape[-1]
+    x = g_XMN.mT if tall else g_XMN
+    x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=eps)
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
+
+
+def _shape_factor(shape: torch.Size, adjust: str | None) -> float:
+    """How a matrix's shape changes its rate, as in ``torch.optim.Muon``."""
+    rows, columns = shape
+    if adjust == "match_rms_adamw":
+        return 0.2 * math.sqrt(max(rows, columns))
+    return math.sqrt(max(1.0, rows / columns))

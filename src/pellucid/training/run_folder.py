@@ -1,7 +1,7 @@
 """The folder of a run::
 
 config.yaml        the resolved configuration
-environment.json   versions, threads, seed, digests of the data, when it was begun and taken up again
+environment.json   versions, threads, seed, digests of the data, when it was begun and resumed
 metrics.jsonl      one line a step and a validation
 checkpoints/       step-00000200, step-00000400, …: whole checkpoint folders
 last, best         the names of two of them
@@ -13,29 +13,33 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator, Set
-from contextlib import contextmanager
+from collections.abc import Set
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from pellucid.checkpoints import store
 from pellucid.checkpoints.files import (
+    INSIDE,
+    STEP,
     cannot_write,
     discard_folder,
     discard_unfinished,
-    new_folder,
+    read_pointer,
     write_text,
 )
-from pellucid.checkpoints.folder import INSIDE, STEP, read_pointer
+from pellucid.checkpoints.saving import Proof, save
 from pellucid.configfile import to_yaml
 from pellucid.data.tokenizer import Tokenizer
-from pellucid.errors import CheckpointError, ConfigError, RunError
-from pellucid.training import environment, state
+from pellucid.errors import ArgumentError, CheckpointError, RunError
+from pellucid.training import state
 from pellucid.training.config import TrainConfig
-from pellucid.training.lock import Lock
-from pellucid.training.optim import OptimizerSet
+from pellucid.training.environment import NAME
+from pellucid.training.step import OptimizerSet
+
+try:
+    import fcntl
+except ImportError:  # Windows cannot lock a folder: there it is up to the user
+    fcntl = None  # type: ignore[assignment]
 
 _DAMAGED = ".damaged"
 
@@ -46,21 +50,21 @@ def step_name(step: int) -> str:
 
 
 def checked_path(value: object) -> Path:
-    """``value`` as a path that any file system can hold and any line can name, or an error."""
+    """``value`` as a path that any file system can hold and any message can name; raises otherwise."""
     try:
         text = os.fspath(value)  # type: ignore[call-overload]
     except TypeError:
-        raise ConfigError(f"the run folder is {str(value)[:80]!r}, which is no path; give text or a Path") from None
+        raise ArgumentError(f"the run folder is {str(value)[:80]!r}, which is no path; give text or a Path") from None
     if not isinstance(text, str):
-        raise ConfigError(f"the run folder is {text[:80]!r}, which is bytes; give text or a Path")
+        raise ArgumentError(f"the run folder is {text[:80]!r}, which is bytes; give text or a Path")
     odd = next((c for c in text if c == "\0" or "\ud800" <= c <= "\udfff"), None)
     if odd is not None:
-        raise ConfigError(f"{text[:200]!a} cannot be a path: it holds {odd!a}; choose another name")
+        raise ArgumentError(f"{text[:200]!a} cannot be a path: it holds {odd!a}; choose another name")
     return Path(text)
 
 
 class RunFolder:
-    """One run's files, held by one process until :meth:`close`. Whatever is written appears whole or not at all."""
+    """One run's files, locked by one process until :meth:`close`. Each is written whole or not at all."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -85,56 +89,43 @@ class RunFolder:
         """Make a new run's folder; one with anything in it is refused, and so is a disk that cannot be written."""
         try:
             self._make(self.path)
-            with self._locked_or_closed():
-                self._refuse_what_is_there()
-                self._make(self.checkpoints)
-                self._made += [self.config, self.path / environment.NAME]
-                write_text(self.config, to_yaml(config))
+            self.lock()
+            self._refuse_what_is_there()
+            self._make(self.checkpoints)
+            self._made += [self.config, self.path / NAME]
+            write_text(self.config, to_yaml(config))
         except OSError as error:
             raise CheckpointError(cannot_write(self.path, error)) from error
 
-    def hold(self) -> None:
-        """Hold the folder of a run that is resumed, until :meth:`close`. Nothing is written."""
-        with self._locked_or_closed():
-            pass
+    def lock(self) -> None:
+        """Lock the folder until :meth:`close`. Nothing is written."""
+        try:
+            self._lock = Lock(self.path)
+        except RunError:
+            self._made.clear()  # what is there is another's by now
+            raise
 
     def repair_folder(self, last: Path | None, passed: Set[Path], best_step: int | None) -> dict[Path, Path]:
         """Repair what a killed process left, once nothing can be refused any more; the run continues from ``last``.
 
-        What was ``passed`` over is moved aside, never removed; returned is where to.
+        Checkpoints that were ``passed`` over are moved aside, never removed; returns where each is now.
         """
         discard_unfinished(self.path)
         self.checkpoints.mkdir(exist_ok=True)
         discard_unfinished(self.checkpoints)
         if last is None:
             return {}
-        if self._read_pointer_or_none("last") != last:
-            write_text(self.path / "last", last.name + "\n")
+        self._point("last", last)
         moved = {path: self._move_aside(path) for path in sorted(passed)}
         best = None if best_step is None else self.checkpoints / step_name(best_step)
         if best is not None and best.is_dir():
-            if self._read_pointer_or_none("best") != best:
-                self.mark_best(best)  # a kill may have come between the two pointers
+            self._point("best", best)  # a kill may have come between the two pointers
         elif (self.path / "best").is_file():
             (self.path / "best").unlink()
         return moved
 
-    @contextmanager
-    def _locked_or_closed(self) -> Iterator[None]:
-        """Hold the folder; let go of it if the block fails."""
-        try:
-            self._lock = Lock(self.path)
-        except RunError:
-            self._made.clear()  # what is there is another's by now
-            raise
-        try:
-            yield
-        except BaseException:
-            self.close()
-            raise
-
     def close(self) -> None:
-        """Let other processes have the folder."""
+        """Unlock the folder."""
         if self._lock is not None:
             self._lock.release()
 
@@ -159,20 +150,16 @@ class RunFolder:
 
     # ---- what is written
 
-    def environment(self) -> dict[str, Any]:
-        """What ``environment.json`` says; nothing before it is there."""
-        return environment.read_environment(self.path)
-
     def write_config(self, config: TrainConfig) -> None:
         """Write the configuration of a resumed run, where it has changed."""
         if self.changed:
             write_text(self.config, to_yaml(config))
 
     def refuse_without_room(self, size: int) -> None:
-        """Stop before training if the disk has no room for one checkpoint of ``size`` bytes."""
+        """Raises if the disk has no room for one checkpoint of ``size`` bytes."""
         free = shutil.disk_usage(self.path).free
         if free < size:
-            raise CheckpointError(
+            raise RunError(
                 f"{self.path} has {free / 1e6:.0f} MB free but a checkpoint of this run needs "
                 f"{size / 1e6:.0f}; free space there or choose another folder"
             )
@@ -183,31 +170,31 @@ class RunFolder:
         tokenizer: Tokenizer,
         trainer_state: state.TrainerState,
         optimizers: OptimizerSet,
-        classes: tuple[str, ...] = (),
+        label_names: tuple[str, ...] = (),
         *,
-        prove: store.Proof = "witness",
+        prove: Proof = "witness",
     ) -> Path:
         """Complete ``checkpoints/step-N``, then point ``last`` to it; ``prove`` as for ``checkpoints.save``."""
         target = self.checkpoints / step_name(trainer_state.step)
-        self._sync_metrics()
-        with new_folder(target) as folder:
-            state.save_state(folder / state.FOLDER, trainer_state, optimizers)
-            # its contract comes last: without it nothing is a model
-            store.write(folder, model, tokenizer=tokenizer, classes=classes, prove=prove)
-        write_text(self.path / "last", target.name + "\n")
-        return target
-
-    def _sync_metrics(self) -> None:
-        """The log on the disk reaches as far as the checkpoint that is about to be written."""
-        try:
+        try:  # the log on the disk reaches as far as the checkpoint
             with open(self.metrics, "ab") as file:
                 os.fsync(file.fileno())
         except OSError as error:
             raise CheckpointError(cannot_write(self.metrics, error)) from error
+        save(
+            target,
+            model,
+            tokenizer=tokenizer,
+            label_names=label_names,
+            prove=prove,
+            write_more=lambda folder: state.save_state(folder / state.FOLDER, trainer_state, optimizers),
+        )
+        self._point("last", target)
+        return target
 
     def mark_best(self, checkpoint: Path) -> None:
         """Point ``best`` to a checkpoint."""
-        write_text(self.path / "best", checkpoint.name + "\n")
+        self._point("best", checkpoint)
 
     def prune(self, keep: int) -> None:
         """Remove all checkpoints but the newest ``keep``, the last and the best."""
@@ -235,11 +222,53 @@ class RunFolder:
         """The checkpoint that ``last`` or ``best`` points to, None where there is none."""
         return read_pointer(self.path / name)
 
-    def _read_pointer_or_none(self, name: str) -> Path | None:
+    def _point(self, name: str, checkpoint: Path) -> None:
+        """Write a pointer, unless it is right already."""
         with contextlib.suppress(CheckpointError):
-            return self.read_pointer(name)
-        return None
+            if self.read_pointer(name) == checkpoint:
+                return
+        write_text(self.path / name, checkpoint.name + "\n")
 
     def saved(self) -> list[Path]:
         """The checkpoints that are there, oldest first."""
         return sorted(path for path in self.checkpoints.glob("step-*") if STEP.match(path.name))
+
+
+class Lock:
+    """An exclusive lock on a run's folder until :meth:`release`; the system releases it however the process ends."""
+
+    def __init__(self, folder: Path) -> None:
+        self._handle: int | None = None if fcntl is None else os.open(folder, os.O_RDONLY)
+        if self._handle is not None and not _acquire(self._handle, fcntl.LOCK_EX):
+            self.release()
+            raise RunError(f"{folder} is being trained in by another process; wait for it, or choose another folder")
+
+    def release(self) -> None:
+        """Unlock the folder."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            os.close(handle)
+
+
+def locked(folder: Path) -> bool:
+    """Whether a process trains in ``folder`` now."""
+    if fcntl is None:
+        return False
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        return not _acquire(handle, fcntl.LOCK_SH)
+    finally:
+        os.close(handle)
+
+
+def _acquire(handle: int, kind: int) -> bool:
+    """Whether no other process has the lock. File systems without locks refuse nobody."""
+    with contextlib.suppress(OSError):
+        try:
+            fcntl.flock(handle, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True

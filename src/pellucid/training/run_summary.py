@@ -13,9 +13,9 @@ from pellucid.errors import ConfigError, InputError
 from pellucid.messages import printable
 from pellucid.records import Cell, Table, number
 from pellucid.training import state
-from pellucid.training.lock import locked
+from pellucid.training.environment import read_environment
 from pellucid.training.loggers import MetricsLog
-from pellucid.training.run_folder import RunFolder, checked_path
+from pellucid.training.run_folder import RunFolder, checked_path, locked
 
 T = TypeVar("T")
 State = Literal["running", "finished", "stopped", "begun", "damaged"]
@@ -100,7 +100,7 @@ def read_run(path: str | Path) -> RunSummary:
     trainer_state = _tried(problems, lambda: _counters(run))
     logged = _tried(problems, lambda: _Log(MetricsLog(run.metrics))) or _Log()
     problem = printable(problems[0]) if problems else None
-    environment = run.environment()
+    environment = read_environment(run.path)
     saved = None if trainer_state is None else trainer_state.step
     return RunSummary(
         run=run.path,

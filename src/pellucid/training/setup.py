@@ -1,4 +1,7 @@
-"""From a config to the parts of a run. What can be refused is refused here, before the first step."""
+"""What a run starts from: the parts that its config describes, and the newest whole checkpoint of one that is resumed.
+
+Everything that can be refused is refused here, before the first step and before anything is written.
+"""
 
 from __future__ import annotations
 
@@ -11,63 +14,65 @@ from typing import Any
 
 import torch
 
-from pellucid.checkpoints import store
+from pellucid.checkpoints.loading import TOKENIZER, load, open_folder
+from pellucid.checkpoints.verify import verify
+from pellucid.configfile.config import config_diff, format_differences, format_value
 from pellucid.data.corpus import Corpus, Document
 from pellucid.data.loader import Loader
 from pellucid.data.tokenizer import Tokenizer
-from pellucid.errors import CheckpointError, ConfigError
-from pellucid.models.architectures import EncoderDecoder
+from pellucid.errors import CheckpointError, ConfigError, InputError, RunError
+from pellucid.messages import join_some
 from pellucid.models.build import build, why_unusable
-from pellucid.models.model import Model
+from pellucid.models.model import EncoderDecoder, Model
 from pellucid.training import state
 from pellucid.training.config import TrainConfig
-from pellucid.training.datasets import RunDatasets, open_data, training_texts
-from pellucid.training.environment import NAME as ENVIRONMENT
-from pellucid.training.environment import (
-    changes,
-    fastest_precision,
-    keep_freed_memory,
-    listing,
-    other_circumstances,
-    recorded_data,
-)
+from pellucid.training.datasets import RunDatasets, corrupted_lengths, open_data, special_tokens, training_texts
+from pellucid.training.environment import compare_environment, fastest_precision, keep_freed_memory, listing
 from pellucid.training.evaluation import Evaluator
-from pellucid.training.objective_builder import corrupted_lengths, special_tokens
+from pellucid.training.loggers import MetricsLog
 from pellucid.training.objectives import CausalLMConfig, SpanCorruptionConfig
-from pellucid.training.optim import OptimizerSet, make_optimizers
-from pellucid.training.run_folder import RunFolder
+from pellucid.training.optim import make_optimizers
+from pellucid.training.results import Listener, Validation, Warned
+from pellucid.training.run_folder import RunFolder, step_name
+from pellucid.training.step import OptimizerSet, progress
 
-_OPTIMIZER_SHARE = 2  # AdamW remembers two numbers for each weight
+_OPTIMIZER_SHARE = 2  # AdamW keeps two numbers for each weight
+LENGTH = frozenset({"max_steps", "max_minutes"})
+"""The keys that say how long a run is."""
+_FREE = LENGTH | {"eval_steps", "evaluation", "save_steps", "save_total_limit", "num_threads", "device"}
 
 
 @dataclass
 class RunComponents:
-    """What a run consists of."""
+    """The parts of a run."""
 
     heldout: Corpus
     sample: list[Document]
-    """The held-out documents of validations on the way, where these are in bits per byte."""
+    """The held-out documents of evaluations during the run, where these are in bits per byte."""
     evaluator: Evaluator | None
-    """How validations go of any other objective than the next token."""
+    """The evaluation of every other objective than causal LM."""
     classes: tuple[str, ...]
-    """The names of the classes, in order, where something is classified."""
+    """The names of the classes, in order, of a classification."""
     tokenizer: Tokenizer
     loader: Loader
     model: Model
     optimizers: OptimizerSet
     trainer_state: state.TrainerState
     facts: dict[str, Any]
-    """What ``environment.json`` is to say of all this."""
+    """What ``environment.json`` records besides the machine."""
 
 
 def prepare(config: TrainConfig, run: RunFolder, last: Path | None, warn: Callable[[str], None]) -> RunComponents:
     """Open the data, make or load tokenizer and model, and restore ``last``; nothing is written."""
-    set_up_process(config)
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    keep_freed_memory()
+    state.seed_all(config.seed)
     sides = train, heldout = open_data(config)
     by_bytes = isinstance(config.objective, CausalLMConfig)
     sample = draw(heldout, config.evaluation.num_documents) if by_bytes else []
-    tokenizer = make_tokenizer(config, train) if last is None else Tokenizer.load(last / store.TOKENIZER)
-    _check_fit(config, tokenizer)
+    tokenizer = make_tokenizer(config, train) if last is None else Tokenizer.load(last / TOKENIZER)
+    _check_tokenizer(config, tokenizer)
     datasets = RunDatasets(config, sides, tokenizer, warn)
     loader = datasets.loader()
     model = build(config.model, seed=config.seed, device=config.device)
@@ -76,9 +81,11 @@ def prepare(config: TrainConfig, run: RunFolder, last: Path | None, warn: Callab
     _check_lengths(config, model)
     evaluator = None if by_bytes else Evaluator(config, loader, datasets.heldout_loader, tokenizer.eos_id)
     optimizers = make_optimizers(model, config.optimizer)
-    run.refuse_without_room(_checkpoint_size(model))
-    data = data_digests(datasets, loader)
-    compare_environment(run, data, last, warn)
+    run.refuse_without_room((1 + _OPTIMIZER_SHARE) * sum(p.numel() * p.element_size() for p in model.parameters()))
+    data = datasets.digests(loader) | {"files": listing(train)}
+    if heldout is not train:
+        data["heldout_files"] = listing(heldout)
+    compare_environment(run.path, data, last is not None, warn)
     trainer_state = state.TrainerState() if last is None else restore_checkpoint(last, model, loader, optimizers)
     facts = {
         "seed": config.seed,
@@ -86,14 +93,13 @@ def prepare(config: TrainConfig, run: RunFolder, last: Path | None, warn: Callab
         "data": data,
         "tokenizer": tokenizer.digest(),
     }
-    classes = datasets.classes
     return RunComponents(
-        heldout, sample, evaluator, classes, tokenizer, loader, model, optimizers, trainer_state, facts
+        heldout, sample, evaluator, datasets.classes, tokenizer, loader, model, optimizers, trainer_state, facts
     )
 
 
 def resolve_auto(config: TrainConfig) -> TrainConfig:
-    """The config with everything decided that was left to this machine."""
+    """The config with ``auto`` replaced by what is faster on this machine."""
     if config == config.resolve_auto("float32"):
         return config
     if config.num_threads is not None:
@@ -102,35 +108,27 @@ def resolve_auto(config: TrainConfig) -> TrainConfig:
 
 
 def refuse_missing_device(name: str) -> None:
-    """An error for a device that torch does not know, or that this machine does not have."""
+    """Raises for a device that torch does not know, or that this machine does not have."""
     if reason := why_unusable(name):
         raise ConfigError(f"device {name!r} cannot be used here ({reason}); choose cpu, or one that torch offers")
 
 
 def restore_checkpoint(last: Path, model: Model, loader: Loader, optimizers: OptimizerSet) -> state.TrainerState:
-    """Put model, loader, optimizers and random generators back to where ``last``, which is whole, was saved."""
-    stored, own = store.load(last).model.state_dict(), model.state_dict()
+    """Restore model, loader, optimizers and random generators from ``last``, which is whole."""
+    stored, own = load(last).model.state_dict(), model.state_dict()
     if odd := next((name for name in own if stored[name].dtype != own[name].dtype), None):
         raise CheckpointError(
             f"{last} holds {odd} as {stored[odd].dtype} but a run's weights are {own[odd].dtype}; "
             "put back the checkpoint that the run saved"
         )
-    model.load_state_dict(stored)  # a copy: mapped memory lies otherwise, and might round otherwise
+    model.load_state_dict(stored)  # a copy: mapped memory is aligned differently, and might round differently
     trainer_state = state.load_state(last / state.FOLDER, optimizers)
     loader.load_state_dict(trainer_state.loader)
     return trainer_state
 
 
-def set_up_process(config: TrainConfig) -> None:
-    """Threads, allocator and random generators, which belong to the whole process."""
-    if config.num_threads is not None:
-        torch.set_num_threads(config.num_threads)
-    keep_freed_memory()
-    state.seed_all(config.seed)
-
-
 def draw(heldout: Corpus, most: int | None) -> list[Document]:
-    """Up to ``most`` held-out documents, spread over the corpus by a hash of their names: always the same."""
+    """Up to ``most`` held-out documents, chosen by a hash of their names: always the same."""
     documents = heldout.documents("heldout")
     if most is None:
         return list(documents)
@@ -149,52 +147,7 @@ def make_tokenizer(config: TrainConfig, train: Corpus) -> Tokenizer:
     )
 
 
-def data_digests(datasets: RunDatasets, loader: Loader) -> dict[str, str]:
-    """Digests of the data, and of its files one by one."""
-    train, heldout = datasets.sides
-    digests = datasets.digests(loader) | {"files": listing(train)}
-    if heldout is not train:
-        digests["heldout_files"] = listing(heldout)
-    return digests
-
-
-def compare_environment(run: RunFolder, data: dict[str, str], last: Path | None, warn: Callable[[str], None]) -> None:
-    """Hold the data and the machine against what the run noted; other data than was learnt from is refused."""
-    noted = run.environment()
-    before = recorded_data(noted)
-    other = [name for name in ("tokens", "heldout") if before.get(name, data[name]) != data[name]]
-    if last is None:
-        if other or before.get("train", data["train"]) != data["train"]:
-            warn(
-                f"the data changed since the run in {run.path} began ({_changed(before, data)}); it had saved nothing "
-                "yet, so it starts anew with the data as it is"
-            )
-        return
-    if other:
-        what = "held-out data" if other == ["heldout"] and data["train"] != data["heldout"] else "data"
-        raise ConfigError(
-            f"the {what} is not that of the run in {run.path} ({_changed(before, data)}); put it back as it was, "
-            "or start a new run in another folder"
-        )
-    if not before:
-        warn(
-            f"{run.path / ENVIRONMENT} is lost: whether threads, versions and held-out data are those of the run "
-            "cannot be told"
-        )
-    elif differs := other_circumstances(noted):
-        warn(
-            f"{differs}: the numbers are exactly those of an undisturbed run only where these are the same; "
-            "stop and set them back if that matters"
-        )
-
-
-def _changed(before: dict[str, str], data: dict[str, str]) -> str:
-    """In words, what is other data than before."""
-    found = [changes(before.get(name, ""), data.get(name, "")) for name in ("files", "heldout_files")]
-    return "; ".join(filter(None, found)) or "which files cannot be told"
-
-
-def _check_fit(config: TrainConfig, tokenizer: Tokenizer) -> None:
+def _check_tokenizer(config: TrainConfig, tokenizer: Tokenizer) -> None:
     if tokenizer.vocab_size > config.model.vocab_size:
         raise ConfigError(
             f"the tokenizer has {tokenizer.vocab_size} tokens but model.vocab_size is "
@@ -222,5 +175,141 @@ def _check_lengths(config: TrainConfig, model: Model) -> None:
             )
 
 
-def _checkpoint_size(model: Model) -> int:
-    return (1 + _OPTIMIZER_SHARE) * sum(p.numel() * p.element_size() for p in model.parameters())
+# ---- a run that is resumed
+
+
+def reopen(run: RunFolder, config: TrainConfig, *, exactly: bool = False) -> TrainConfig:
+    """Lock the folder of a run that is resumed; returns ``config`` with ``auto`` resolved as when the run began.
+
+    Length and bookkeeping may differ from the run's own configuration; with ``exactly``, nothing may.
+    """
+    if not run.holds_run():
+        raise RunError(f"there is no run in {run.path}: leave --resume out (in Python: resume)")
+    stored = TrainConfig.from_file(run.config)
+    if stored != stored.resolve_auto("float32"):
+        raise ConfigError(
+            f"{run.config} leaves a precision to be measured, but this run began with one; "
+            "put back float32 or bfloat16, whichever it was"
+        )
+    config = config.resolve_auto(stored.resolved_precision, getattr(stored.optimizer, "precision", None))
+    found = config_diff(stored, config)
+    run.changed = {difference.top for difference in found}
+    free = set() if exactly else _FREE
+    if refused := [difference for difference in found if difference.top not in free]:
+        same = "resume with the same configuration, or start a new run in another folder"
+        new = "--resume continues with the new one (in Python: resume=True), another folder starts a new run"
+        raise ConfigError(
+            f"the configuration is not that of the run in {run.path}: {format_differences(refused)}; "
+            + (new if run.changed <= _FREE else same)
+        )
+    run.lock()
+    return config
+
+
+@dataclass(frozen=True)
+class ResumePoint:
+    """``checkpoint`` is None for a run that has saved nothing yet; ``passed``: newer ones and their faults."""
+
+    checkpoint: Path | None
+    trainer_state: state.TrainerState
+    passed: tuple[tuple[Path, str], ...] = ()
+    pointer: str = ""
+    """What is wrong with ``last`` itself."""
+
+
+def find_resume_point(run: RunFolder) -> ResumePoint:
+    """The newest whole checkpoint of ``run``. A run that has some, but none that is whole, is refused.
+
+    Nothing is changed.
+    """
+    pointer = ""
+    try:
+        target = run.read_pointer("last")
+        if target is not None and not target.is_dir():
+            pointer = f"{run.path / 'last'} points to {target.name}, which is not there"
+    except CheckpointError as error:
+        pointer = str(error)
+    passed: list[tuple[Path, str]] = []
+    for path in reversed(run.saved()):
+        try:
+            trainer_state = examine(path)
+        except (InputError, OSError) as error:
+            passed.append((path, str(error)))
+        else:
+            return ResumePoint(path, trainer_state, tuple(passed), pointer)
+    if passed:
+        reasons = join_some([f"{path.name}: {reason[:300]}" for path, reason in passed], 3, "; ")
+        raise CheckpointError(
+            f"no checkpoint of the run in {run.path} can be used ({reasons}); nothing was changed: "
+            "put back a good copy of one, or start a new run in another folder"
+        )
+    if pointer:
+        raise CheckpointError(
+            f"{pointer}, and {run.checkpoints} holds no step; put the step's folder back, or remove "
+            f"{run.path / 'last'} to begin the run again"
+        )
+    return ResumePoint(None, state.TrainerState())
+
+
+def examine(path: Path) -> state.TrainerState:
+    """The trainer state of the checkpoint at ``path``. Every byte of it is checked; raises where it is not whole."""
+    found = verify(path, "digests")
+    if found.problem:
+        raise CheckpointError(found.problem)
+    if not (path / TOKENIZER).is_file():
+        raise CheckpointError(f"{path} has no {TOKENIZER}, so it is not a run's checkpoint")
+    trainer_state = state.read_trainer_state(path / state.FOLDER)
+    if path.name != step_name(trainer_state.step):
+        raise CheckpointError(f"{path} holds the state of step {trainer_state.step}; it was put together from two")
+    return trainer_state
+
+
+def refuse_other_model(config: TrainConfig, point: ResumePoint) -> None:
+    """Raises for a checkpoint of another model than the run's, with the first field that differs."""
+    if point.checkpoint is None:
+        return
+    stored = open_folder(point.checkpoint).contract.model
+    for path, own, found in config_diff(config.model, stored, "model"):
+        raise CheckpointError(
+            f"{point.checkpoint} is of another model: {path}: the run has {format_value(own)}, "
+            f"the checkpoint {format_value(found)}; put back the checkpoint that the run saved, or move this one away"
+        )
+
+
+def final(config: TrainConfig, run: RunFolder, point: ResumePoint) -> Validation | None:
+    """The final evaluation of a finished run; None where something is left to do."""
+    trainer_state = point.trainer_state
+    if point.checkpoint is None or run.changed & {"eval_steps", "evaluation"}:
+        return None
+    length_is_known = config.max_minutes is None or run.changed & LENGTH
+    if length_is_known and progress(config, trainer_state.step, trainer_state.minutes) < 1:
+        return None
+    return MetricsLog(run.metrics).final(trainer_state.step)
+
+
+def refuse_shorter(config: TrainConfig, run: RunFolder, trainer_state: state.TrainerState) -> None:
+    """Raises for a new length that is shorter than the run already is."""
+    if not run.changed & LENGTH:
+        return
+    pairs = (("steps", config.max_steps, trainer_state.step), ("minutes", config.max_minutes, trainer_state.minutes))
+    for name, limit, reached in pairs:
+        if limit is not None and reached > limit:
+            raise ConfigError(
+                f"max_{name} is {limit:g}, but the run in {run.path} has reached {reached:g} {name}; "
+                "give as many or more, or start a new run in another folder"
+            )
+
+
+def repair_folder(run: RunFolder, point: ResumePoint, listener: Listener) -> None:
+    """Repair the folder, and warn about checkpoints that were passed over."""
+    trainer_state = point.trainer_state
+    moved = run.repair_folder(point.checkpoint, {path for path, _ in point.passed}, trainer_state.best_step)
+    if point.checkpoint is None:
+        return
+    where = f"the run in {run.path} continues from {point.checkpoint.name}"
+    for path, reason in point.passed:
+        listener(Warned(f"{path.name} cannot be used ({reason}) and is moved to {moved[path].name}; {where}"))
+    if point.pointer:
+        listener(Warned(f"{point.pointer}; {where}, the newest that is whole"))
+    if trainer_state.best_step is not None and run.read_pointer("best") is None:
+        listener(Warned(f"{step_name(trainer_state.best_step)}, the best so far, is not there any more; {where}"))

@@ -24,7 +24,7 @@ from pellucid.checkpoints.files import canonical_digest, digest, read_json
 from pellucid.checkpoints.weights import read_header, write_tensors
 from pellucid.configfile.yaml import yaml_repr
 from pellucid.errors import CheckpointError
-from pellucid.training.optim import OptimizerSet
+from pellucid.training.step import OptimizerSet
 
 FOLDER = "training"
 _TENSORS, _COUNTERS, _VERSION = "state.safetensors", "state.json", 3

@@ -1,22 +1,22 @@
-"""One step: forward and backward over micro-batches, one look at the numbers, one change of the weights."""
+"""One training step: the learning rate, forward and backward over micro-batches, and the optimizers' update."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from pellucid.batch import Batch
-from pellucid.errors import ShapeError, TrainingError
-from pellucid.nn.moe import LoadBalanceStats, Router, SigmoidRouter
-from pellucid.training.config import LoadBalancingConfig
+from pellucid.errors import CheckpointError, ShapeError, TrainingError
+from pellucid.nn.moe import Router
+from pellucid.training.config import LoadBalancingConfig, LRSchedulerConfig, TrainConfig
 from pellucid.training.environment import Precision
-from pellucid.training.optim import OptimizerSet
+from pellucid.training.routing import RoutingStats, StepRouting
 
 
 @dataclass(frozen=True)
@@ -61,22 +61,23 @@ def train_step(
 
     What is counted, labels or documents, is known on the host beforehand, so each micro-batch's share of the gradient
     is right when it is added, however unevenly they are filled. With nothing to learn from, nothing changes. A loss or
-    a gradient that is not finite raises before any weight is touched. :mod:`~pellucid.training.step` says what
-    ``load_balancing`` adds.
+    a gradient that is not finite raises before any weight is changed. :class:`~pellucid.training.routing.StepRouting`
+    describes what ``load_balancing`` adds.
     """
     count = sum(num_targets(batch) for batch in micro_batches)
     optimizers.zero_grad()
     if not count:
         return TrainStepResult(0.0, 0, 0.0, optimizers.learning_rate)
-    routing = StepRouting(model, micro_batches, load_balancing)
+    found = routers(getattr(model, "encoder", None)), routers(model)
+    routing = StepRouting(found, micro_batches, load_balancing) if any(found) else None
     totals = []
     for batch in micro_batches:
-        if num_targets(batch) or routing.all_tokens_matter:
+        if num_targets(batch) or (routing and load_balancing):  # a token without a label is routed too
             with autocast(precision, batch.tokens.device):
                 output = model(batch, want="loss")
             loss = output.loss
-            aside = routing.add(output.routing) if routing else 0.0
-            (loss.total / count + aside).backward()
+            balance_loss = routing.add(output.routing) if routing else 0.0
+            (loss.total / count + balance_loss).backward()
             totals.append(torch.stack([loss.total.detach().double(), loss.count.double()]))
     gradients = [p.grad for p in optimizers.parameters if p.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients)
@@ -86,8 +87,15 @@ def train_step(
     if max_grad_norm is not None:
         torch.nn.utils.clip_grads_with_norm_(optimizers.parameters, max_grad_norm, norm)
     optimizers.step()
-    routing.update_expert_bias()
-    return TrainStepResult(total, count, grad_norm, optimizers.learning_rate, routing.stats())
+    if routing:
+        routing.update_expert_bias()
+    stats = routing.stats() if routing else None
+    return TrainStepResult(total, count, grad_norm, optimizers.learning_rate, stats)
+
+
+def routers(stack: nn.Module | None) -> list[Router]:
+    """The router of each layer of ``stack`` that routes."""
+    return [layer.ffn.router for layer in getattr(stack, "layers", ()) if getattr(layer.ffn, "routes", False)]
 
 
 def autocast(precision: Precision, device: torch.device | str) -> torch.autocast:
@@ -117,98 +125,127 @@ def _refuse_not_finite(total: float, norm: float, optimizers: OptimizerSet, cont
     )
 
 
-class RoutingStats(NamedTuple):
-    """How evenly a step's real tokens were spread over experts."""
+class OptimizerSet:
+    """One or two torch optimizers, stepped together. Rates are peaks times one multiplier."""
 
-    balance_loss: float
-    """Mean over layers of ``E · Σ f P``, both over the whole step; an even spread gives the experts of a token."""
-    most: float
-    """The largest share of tokens that one expert of one layer got."""
-    mean: float
-    """The share that each would get if all got as much (mean over layers)."""
-    dropped: float
-    """The share of choices that found their expert full."""
+    def __init__(self, names: Mapping[str, nn.Parameter], parts: Mapping[str, torch.optim.Optimizer]) -> None:
+        self.parts = dict(parts)
+        self.parameters = list(names.values())
+        self._names = {id(parameter): name for name, parameter in names.items()}
+        self._peaks = [(group, float(group["lr"])) for part in parts.values() for group in part.param_groups]
+        owned = [id(p) for part in parts.values() for group in part.param_groups for p in group["params"]]
+        assert sorted(owned) == sorted(self._names), "every parameter belongs to exactly one optimizer"
 
-
-class StepRouting:
-    """Sums over the micro-batches of one step, a :class:`LoadBalanceStats` for each layer that routes.
-
-    The share f of tokens that chose an expert is that of a micro-batch, because no later one has run when its gradient
-    is taken; what is summed over tokens is divided once, by the real tokens of the whole step. So with equal f the loss
-    of a step is that of one big batch.
-    """
-
-    def __init__(
-        self, model: nn.Module, micro_batches: Sequence[Batch], load_balancing: LoadBalancingConfig | None
-    ) -> None:
-        self.routers = routers(model)
-        self.load_balancing = load_balancing
-        self._sums: list[LoadBalanceStats | None] = [None] * len(self.routers)
-        encoder = getattr(model, "encoder", None)
-        read = len(routers(encoder)) if isinstance(encoder, nn.Module) else 0
-        self._tokens = [
-            sum(_tokens(batch.source if layer < read else batch) for batch in micro_batches)
-            for layer in range(len(self.routers))
-        ]
-
-    def __bool__(self) -> bool:
-        return bool(self.routers)
+    def set_learning_rate(self, multiplier: float) -> float:
+        """Set every rate to its peak times ``multiplier``; returns :attr:`learning_rate`."""
+        for group, peak in self._peaks:
+            group["lr"] = peak * multiplier
+        return self.learning_rate
 
     @property
-    def all_tokens_matter(self) -> bool:
-        """Whether a micro-batch without a label still has something to say."""
-        return bool(self.routers) and self.load_balancing is not None
+    def learning_rate(self) -> float:
+        """The rate that the next step uses: the matrices' one, where there are several."""
+        return float(self._peaks[0][0]["lr"])
 
-    def add(self, found: Sequence[LoadBalanceStats]) -> Tensor | float:
-        """Note what a micro-batch routed; returns its part of the step's loss."""
-        assert len(found) == len(self.routers), f"{len(found)} layers routed, the model has {len(self.routers)}"
-        for layer, sums in enumerate(found):
-            plain, before = LoadBalanceStats(*(value.detach() for value in sums)), self._sums[layer]
-            self._sums[layer] = plain if before is None else before.plus(plain)
-        if self.load_balancing is None or not self.load_balancing.router_aux_loss_coef:
-            return 0.0
-        parts = [sums.loss().total / max(all_, 1) for sums, all_ in zip(found, self._tokens, strict=True)]
-        return self.load_balancing.router_aux_loss_coef * torch.stack(parts).sum()
+    def step(self) -> None:
+        """Change the weights by their gradients."""
+        for part in self.parts.values():
+            part.step()
 
-    def update_expert_bias(self) -> None:
-        """Move choice biases by the loads of the whole step; a router that several layers share moves once."""
-        if self.load_balancing is None or not self.load_balancing.router_bias_update_rate:
-            return
-        loads: dict[Router, Tensor] = {}
-        for router, sums in zip(self.routers, self._sums, strict=True):
-            if sums is not None:
-                loads[router] = loads[router] + sums.tokens if router in loads else sums.tokens
-        for router, tokens_E in loads.items():
-            if isinstance(router, SigmoidRouter):
-                router.update_expert_bias(tokens_E, self.load_balancing.router_bias_update_rate)
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        for parameter in self.parameters:
+            parameter.grad = None
 
-    def stats(self) -> RoutingStats | None:
-        """What the log says; nothing where nothing was routed."""
-        sums = [one for one in self._sums if one is not None]
-        if not sums:
-            return None
-        shares = [one.tokens / one.count.clamp(min=1) for one in sums]
-        chosen = torch.stack([one.tokens.sum() for one in sums]).sum().clamp(min=1)
-        kept = torch.stack([one.kept.sum() for one in sums]).sum()
-        numbers = torch.stack(
-            [
-                torch.stack([one.balance() for one in sums]).mean().double(),
-                torch.stack([share.max() for share in shares]).max().double(),
-                torch.stack([share.mean() for share in shares]).mean().double(),
-                1 - kept.double() / chosen,
-            ]
-        )
-        return RoutingStats(*numbers.tolist())
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Everything the optimizers remember, as ``part/parameter/what``: tensors only, ready for a file."""
+        return {
+            f"{part}/{self._names[id(parameter)]}/{what}": torch.as_tensor(value)
+            for part, optimizer in self.parts.items()
+            for parameter, memory in optimizer.state.items()
+            for what, value in memory.items()
+        }
 
-
-def routers(model: nn.Module) -> list[Router]:
-    """The router of each layer that routes, an encoder's first: in the order of ``Output.routing``."""
-    encoder = getattr(model, "encoder", None)
-    found = routers(encoder) if isinstance(encoder, nn.Module) else []
-    layers = getattr(model, "layers", ())
-    return found + [layer.ffn.router for layer in layers if getattr(layer.ffn, "routes", False)]
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Give back what :meth:`state_tensors` gave; anything missing, surplus or misshapen is an error."""
+        parameters = {name: p for p in self.parameters for name in [self._names[id(p)]]}
+        memories: dict[str, dict[Tensor, dict[str, Any]]] = {part: {} for part in self.parts}
+        for key, tensor in tensors.items():
+            part, _, rest = key.partition("/")
+            name, _, what = rest.rpartition("/")
+            if part not in self.parts or name not in parameters:
+                raise CheckpointError(
+                    f"optimizer state {key!r} belongs to no parameter of this run; was its config changed?"
+                )
+            parameter = parameters[name]
+            if tensor.dim() and tensor.shape != parameter.shape:
+                raise CheckpointError(
+                    f"optimizer state {key!r} has shape {tuple(tensor.shape)} "
+                    f"but the parameter {tuple(parameter.shape)}"
+                )
+            memories[part].setdefault(parameter, {})[what] = tensor.to(parameter.device, copy=True)
+        for part, memory in memories.items():
+            _check_complete(part, self.parts[part], memory, self._names)
+            self.parts[part].state.clear()
+            self.parts[part].state.update(memory)
 
 
-def _tokens(batch: Batch | None) -> int:
-    """Real tokens, known on the host."""
-    return 0 if batch is None else sum(sum(row.values()) for row in batch.document_lengths)
+def _check_complete(
+    part: str,
+    optimizer: torch.optim.Optimizer,
+    memory: Mapping[Tensor, Mapping[str, Any]],
+    names: Mapping[int, str],
+) -> None:
+    """Either nothing was ever stepped, or every parameter remembers the same things."""
+    wanted = {what for entries in memory.values() for what in entries}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            missing = wanted - set(memory.get(parameter, {}))
+            if missing:
+                raise CheckpointError(f"optimizer state lacks {part}/{names[id(parameter)]}/{min(missing)}")
+
+
+_LOWEST_WARMUP = 0.01
+
+
+def progress(config: TrainConfig, step: int, minutes: float) -> float:
+    """The fraction of the run that is over before ``step`` (the first is 0): the further of steps and minutes."""
+    by_steps = step / config.max_steps if config.max_steps else 0.0
+    by_time = minutes / config.max_minutes if config.max_minutes else 0.0
+    return min(max(by_steps, by_time), 1.0)
+
+
+def lr_multiplier(config: TrainConfig, step: int, minutes: float) -> float:
+    """The multiple of the peak learning rate that ``step`` uses, ``minutes`` into the run.
+
+    A warm-up of 4 steps uses ¼, ½, ¾ and 1; then the decay starts from 1 and would reach ``min_lr_ratio`` at the
+    step after the last, so that no step is wasted on a rate of 0. A warm-up by ratio of a run with ``max_minutes``
+    follows the clock, and starts above 0.
+    """
+    scheduler, done = config.lr_scheduler, progress(config, step, minutes)
+    by_clock = bool(scheduler.warmup_ratio) and config.max_minutes is not None
+    warmup_steps = scheduler.warmup_steps
+    if scheduler.warmup_ratio and not by_clock:
+        warmup_steps = round(scheduler.warmup_ratio * (config.max_steps or 0))
+    warmup_end = warmup_steps / config.max_steps if config.max_steps and warmup_steps else 0.0
+    if by_clock:
+        warmup_end = scheduler.warmup_ratio
+        if done < warmup_end:
+            return max(done / warmup_end, _LOWEST_WARMUP)
+    elif step < warmup_steps:
+        return (step + 1) / warmup_steps
+    if scheduler.type == "inverse_sqrt":
+        peak = warmup_end / done if by_clock else max(warmup_steps, 1) / (step + 1)
+        return max(scheduler.min_lr_ratio, math.sqrt(peak))
+    past = 1.0 if warmup_end >= 1 else min(max((done - warmup_end) / (1 - warmup_end), 0.0), 1.0)
+    return scheduler.min_lr_ratio + (1 - scheduler.min_lr_ratio) * _decay(scheduler, past)
+
+
+def _decay(scheduler: LRSchedulerConfig, past: float) -> float:
+    """From 1 to 0 while ``past`` goes from 0 to 1."""
+    if scheduler.type == "cosine":
+        return (1 + math.cos(math.pi * past)) / 2
+    if scheduler.type == "linear":
+        return 1 - past
+    ratio = scheduler.decay_ratio
+    return 1.0 if past < 1 - ratio or not ratio else (1 - past) / ratio

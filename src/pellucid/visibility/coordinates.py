@@ -121,6 +121,12 @@ class Coordinates:
         """``Bool[B, T]``: which slots hold a token."""
         return self.segments != 0
 
+    def read_layout(self) -> Layout | None:
+        """The layout, read off the device once where the host does not know it; None on meta and in a graph."""
+        if self.layout is not None or self.positions.device.type == "meta" or torch.compiler.is_compiling():
+            return self.layout
+        return self.cached("layout", lambda: Layout.of(self.positions.cpu(), self.segments.cpu()))
+
     def cached(self, key: Any, make: Callable[[], Any]) -> Any:
         """``make()``, computed once for these coordinates: masks and angles are shared by all layers this way."""
         if torch.compiler.is_compiling():  # a graph computes what it needs; its compiler finds what is common

@@ -62,7 +62,7 @@ class QKNormConfig(Config):
     offset: Literal[0, 1] = 0
     """1: weights are stored as w - 1 (``rms_norm``)."""
     after_positions: bool = False
-    """Behind the rotary turn instead of before it."""
+    """After the rotation instead of before it."""
 
     @model_validator(mode="after")
     def _kind_fits(self) -> QKNormConfig:
@@ -129,7 +129,7 @@ class MLAConfig(Config):
     qk_nope_head_dim: Count
     """Features of a head that carry no position."""
     qk_rope_head_dim: Count
-    """Features of a head that are turned."""
+    """Features of a head that are rotated."""
     v_head_dim: Count
     scale: Positive | None = None
     """None is ``(qk_nope_head_dim + qk_rope_head_dim) ** -0.5``, times what the scaling of positions adds."""

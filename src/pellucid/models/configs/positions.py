@@ -1,4 +1,4 @@
-"""Words for where a token is: on entry, by turning queries and keys, or as a bias of scores."""
+"""Words for where a token is: on entry, by rotating queries and keys, or as a bias of scores."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class LongRopeScalingConfig(Config):
 
 
 class PartialScalingConfig(Config):
-    """Only the first ``partial_rotary_factor`` of all pairs turn (Gemma 4)."""
+    """Only the first ``partial_rotary_factor`` of all pairs rotate (Gemma 4)."""
 
     kind: Literal["proportional"] = "proportional"
     partial_rotary_factor: Annotated[float, Field(gt=0, le=1)]
@@ -99,9 +99,9 @@ class RopeConfig(Config):
     kind: Literal["rope"] = "rope"
     rope_theta: Positive = 10000.0
     interleaved: bool = False
-    """Features (2i, 2i + 1) are turned together (GPT-J, the paper) instead of (i, i + rotary_dim / 2) (Llama)."""
+    """Features (2i, 2i + 1) are rotated together (GPT-J, the paper) instead of (i, i + rotary_dim / 2) (Llama)."""
     rotary_dim: Count | None = None
-    """Features of a head that are turned, from the first; None: all."""
+    """Features of a head that are rotated, from the first; None: all."""
     scaling: RopeScalingConfig | None = None
 
 

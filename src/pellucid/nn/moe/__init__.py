@@ -1,15 +1,22 @@
 """Mixtures of experts: routers, stacked experts, and what they say about how evenly they are used.
 
-``MoE`` ``SharedMoE`` ``GatedShared``                         the feed-forward half of a block
+``MoE`` ``SharedMoE`` ``GatedSharedExpert``                   the feed-forward half of a block
 ``SoftmaxRouter`` ``TopKSoftmaxRouter`` ``SigmoidRouter``     who goes where; ``ExpertGroups`` narrows the choice first
 ``DenseExperts`` ``GatedExperts`` ``ClampedGatedExperts``     what is there
-``Routing`` ``RoutingSums`` ``RoutingTally``                   decisions, their sums, and where a layer leaves them
+``Routing`` ``LoadBalanceStats``                               decisions, and how evenly they spread tokens
 """
 
 from pellucid.nn.moe.experts import ClampedGatedExperts, DenseExperts, Experts, GatedExperts
 from pellucid.nn.moe.layer import GatedSharedExpert, MoE, SharedMoE
-from pellucid.nn.moe.router import ExpertGroups, Router, SigmoidRouter, SoftmaxRouter, TopKSoftmaxRouter
-from pellucid.nn.moe.routing import LoadBalanceStats, RouterStatsSink, Routing
+from pellucid.nn.moe.router import (
+    ExpertGroups,
+    LoadBalanceStats,
+    Router,
+    Routing,
+    SigmoidRouter,
+    SoftmaxRouter,
+    TopKSoftmaxRouter,
+)
 
 __all__ = [
     "ClampedGatedExperts",
@@ -21,7 +28,6 @@ __all__ = [
     "LoadBalanceStats",
     "MoE",
     "Router",
-    "RouterStatsSink",
     "Routing",
     "SharedMoE",
     "SigmoidRouter",

@@ -10,8 +10,7 @@ from torch import nn
 
 from pellucid.errors import ShapeError
 from pellucid.nn.moe.experts import Experts
-from pellucid.nn.moe.router import Router
-from pellucid.nn.moe.routing import LoadBalanceStats, RouterStatsSink, Routing, tokens_of_each
+from pellucid.nn.moe.router import LoadBalanceStats, Router, Routing, tokens_of_each
 from pellucid.shapes import Float, Int, Tensor
 from pellucid.visibility import Coordinates
 
@@ -31,7 +30,7 @@ class MoE(nn.Module):
     """
 
     routes = True
-    """Blocks hand on where the tokens are, and the router_stats for the sums."""
+    """Blocks pass coordinates and ``router_stats`` on to it."""
 
     def __init__(self, *, router: Router, experts: Experts, expert_capacity: int | None = None) -> None:
         super().__init__()
@@ -52,15 +51,19 @@ class MoE(nn.Module):
         self,
         x_BTD: Float[Tensor, "B T D"],
         coords: Coordinates | None = None,
-        router_stats: RouterStatsSink | None = None,
+        router_stats: list[LoadBalanceStats] | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """``coords`` say which slots hold tokens (None: all); a ``router_stats`` is left the sums of this call."""
+        """``coords`` say which slots hold tokens (None: all).
+
+        The statistics of this call become the only entry of the list ``router_stats``, also where checkpointing runs
+        the call again.
+        """
         tokens_C = self._tokens(x_BTD, coords)
         flat_XD = x_BTD.flatten(0, 1)
         x_CD = flat_XD if tokens_C is None else flat_XD[tokens_C]
         routing = self.router(x_CD)
         if router_stats is not None:
-            router_stats.sums = self.sums(routing)
+            router_stats[:] = [self.sums(routing)]
         y_CD = self._mixed(x_CD, routing)
         y_XD = y_CD if tokens_C is None else torch.zeros_like(flat_XD).index_copy(0, tokens_C, y_CD)
         return y_XD.view_as(x_BTD)
@@ -85,7 +88,7 @@ class MoE(nn.Module):
         return self.experts(x_CD, routing, self.expert_capacity)
 
     def _tokens(self, x_BTD: Tensor, coords: Coordinates | None) -> Int[Tensor, "C"] | None:
-        """Flat slots of the real tokens in the order in which they claim coords; None: all of them as they lie."""
+        """Flat slots of the real tokens in the order in which they take places; None: all, in their order."""
         if coords is not None and coords.shape != x_BTD.shape[:2]:
             raise ShapeError(
                 f"the coordinates are {coords.shape}, but the tensor has {tuple(x_BTD.shape[:2])}; give those of its "

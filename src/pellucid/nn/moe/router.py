@@ -1,4 +1,6 @@
-"""Which experts a token goes to, and with which weights.
+"""Which experts a token goes to, with which weights, and how evenly tokens are spread over experts.
+
+Letters here: C real tokens, J experts that each token goes to, E experts.
 
 Routers keep their weights in float32 in a narrower model and compute in float32 at least: a rounded score can send a
 token elsewhere. Ties go to the expert (or group) with the lower number, on every device.
@@ -7,20 +9,67 @@ token elsewhere. Ties go to the expert (or group) with the lower number, on ever
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from pellucid.errors import ShapeError
-from pellucid.nn.moe.routing import Routing
+from pellucid.nn.losses import Loss
 from pellucid.nn.norms import at_least_float32
 from pellucid.shapes import Float, Int, Tensor
 
 
+class Routing(NamedTuple):
+    """For each real token its J experts, best first, the weight of each, and the router's logits for all experts."""
+
+    experts: Int[Tensor, "C J"]
+    weights: Float[Tensor, "C J"]
+    logits: Float[Tensor, "C E"]
+
+
+class LoadBalanceStats(NamedTuple):
+    """Sums over real tokens; those of micro-batches and devices add up, and only then are they divided."""
+
+    tokens: Int[Tensor, "E"]
+    """How many tokens chose each expert."""
+    kept: Int[Tensor, "E"]
+    """How many of them had a place there (all, without a capacity)."""
+    probability: Float[Tensor, "E"]
+    """The router's probability of each expert, summed over tokens; the only one with a gradient."""
+    count: Int[Tensor, ""]  # type: ignore[assignment]  # hides tuple.count, which nobody asks of sums
+    """How many real tokens there were."""
+
+    def plus(self, other: LoadBalanceStats) -> LoadBalanceStats:
+        """Both together."""
+        return LoadBalanceStats(*(ours + theirs for ours, theirs in zip(self, other, strict=True)))
+
+    def loss(self, load: LoadBalanceStats | None = None) -> Loss:
+        """The balance loss ``E · Σ_e f_e P_e`` (Fedus et al. 2021 eq. 4), as a sum over real tokens and their count.
+
+        f is the share of tokens that chose an expert, P the mean probability that the router gave it. An even spread
+        over J experts a token gives J (1 for top-1), as in Mixtral. A token's share is linear in its probabilities
+        once f is fixed: with ``load`` = the sums of a whole step, the losses of its micro-batches add up to the
+        step's own loss and gradient. Without it, f is that of these sums.
+        """
+        whole = self if load is None else load
+        share_E = whole.tokens / whole.count.clamp(min=1)
+        return Loss(len(share_E) * (share_E * self.probability).sum(), self.count)
+
+    def balance(self) -> Float[Tensor, ""]:
+        """The balance loss of everything added up so far, and 0 where nothing was routed."""
+        return self.loss().mean()
+
+
+def tokens_of_each(routing: Routing, num_experts: int) -> Int[Tensor, "E"]:
+    """How many tokens chose each expert (a count of shape [E] whatever the data, which bincount is not)."""
+    flat = routing.experts.flatten()
+    return flat.new_zeros(num_experts).scatter_add(0, flat, torch.ones_like(flat))
+
+
 class ExpertGroups(nn.Module):
-    """Leaves each token only the experts of its ``keep`` best groups, of ``count`` equal ones.
+    """Leaves each token only the experts of its ``topk_group`` best groups, of ``n_group`` equal ones.
 
     A group is worth its best expert (``score="max"``, DeepSeek-V2 §2.2.2) or its best two together (``"top2"``,
     DeepSeek-V3 §2.1.2).
@@ -53,15 +102,34 @@ def stable_topk(scores_CE: Float[Tensor, "C E"], count: int) -> Int[Tensor, "C J
 
 
 class Router(nn.Module):
-    """The part that all routers share: logits ``W x (+ b)`` in float32, and how many experts a token gets."""
+    """The part that all routers share: logits ``W x (+ b)`` in float32, and how many experts a token gets.
+
+    Args:
+        hidden_size: features of tokens.
+        num_experts, num_experts_per_tok: how many experts there are, and how many each token goes to.
+        routed_scaling_factor: multiplies the weights in the end.
+        bias: whether logits have a bias.
+        groups: narrows the choice to the best groups of experts first.
+
+    Raises:
+        ShapeError: experts and groups that do not fit.
+    """
 
     def __init__(
-        self, hidden_size: int, *, num_experts: int, num_experts_per_tok: int, bias: bool, groups: ExpertGroups | None
+        self,
+        hidden_size: int,
+        *,
+        num_experts: int,
+        num_experts_per_tok: int,
+        routed_scaling_factor: float = 1.0,
+        bias: bool = False,
+        groups: ExpertGroups | None = None,
     ) -> None:
         super().__init__()
         _check(num_experts, num_experts_per_tok, groups)
         wide = torch.promote_types(torch.get_default_dtype(), torch.float32)
         self.num_experts_per_tok = num_experts_per_tok
+        self.routed_scaling_factor = routed_scaling_factor
         self.weight = nn.Parameter(torch.empty(num_experts, hidden_size, dtype=wide))
         self.bias = nn.Parameter(torch.empty(num_experts, dtype=wide)) if bias else None
         self.groups: nn.Module = nn.Identity() if groups is None else groups
@@ -110,22 +178,9 @@ class Router(nn.Module):
 class ScoreRouter(Router):
     """Routers whose weights are the chosen scores themselves, divided by their sum or not."""
 
-    def __init__(
-        self,
-        hidden_size: int,
-        *,
-        num_experts: int,
-        num_experts_per_tok: int,
-        norm_topk_prob: bool,
-        routed_scaling_factor: float = 1.0,
-        bias: bool = False,
-        groups: ExpertGroups | None = None,
-    ) -> None:
-        super().__init__(
-            hidden_size, num_experts=num_experts, num_experts_per_tok=num_experts_per_tok, bias=bias, groups=groups
-        )
+    def __init__(self, hidden_size: int, *, norm_topk_prob: bool, **options: Any) -> None:
+        super().__init__(hidden_size, **options)
         self.norm_topk_prob = norm_topk_prob
-        self.routed_scaling_factor = routed_scaling_factor
 
     def weighed(self, scores_CE: Tensor, chosen_CJ: Tensor) -> Float[Tensor, "C J"]:
         """The weights of the chosen experts."""
@@ -138,8 +193,8 @@ class ScoreRouter(Router):
 class SoftmaxRouter(ScoreRouter):
     """Softmax over all experts, then the ``num_experts_per_tok`` best (Fedus et al. 2021 eq. 2).
 
-    So do Mixtral, Qwen and DeepSeek-V2. ``norm_topk_prob`` divides their weights by their sum;
-    ``routed_scaling_factor`` multiplies them after that.
+    So do Mixtral, Qwen and DeepSeek-V2. ``norm_topk_prob`` divides their weights by their sum. Other arguments:
+    :class:`Router`.
     """
 
     def forward(self, x_CD: Float[Tensor, "C D"]) -> Routing:
@@ -152,23 +207,8 @@ class SoftmaxRouter(ScoreRouter):
 class TopKSoftmaxRouter(Router):
     """The ``num_experts_per_tok`` best logits, then softmax over those (Shazeer et al. 2017 eq. 3; gpt-oss).
 
-    The weights add up to ``routed_scaling_factor``.
+    The weights add up to ``routed_scaling_factor``. Arguments: :class:`Router`.
     """
-
-    def __init__(
-        self,
-        hidden_size: int,
-        *,
-        num_experts: int,
-        num_experts_per_tok: int,
-        routed_scaling_factor: float = 1.0,
-        bias: bool = False,
-        groups: ExpertGroups | None = None,
-    ) -> None:
-        super().__init__(
-            hidden_size, num_experts=num_experts, num_experts_per_tok=num_experts_per_tok, bias=bias, groups=groups
-        )
-        self.routed_scaling_factor = routed_scaling_factor
 
     def forward(self, x_CD: Float[Tensor, "C D"]) -> Routing:
         logits_CE = self.logits(x_CD)
@@ -177,7 +217,7 @@ class TopKSoftmaxRouter(Router):
 
 
 class SigmoidRouter(ScoreRouter):
-    """Each expert scored by itself with a sigmoid (DeepSeek-V3 §2.1.2 eq. 13–16). Takes what SoftmaxRouter takes.
+    """Each expert scored by itself with a sigmoid (DeepSeek-V3 §2.1.2 eq. 13–16). Arguments: :class:`SoftmaxRouter`.
 
     ``expert_bias`` (a float32 buffer, 0 at first) is added to the scores to choose by, never to the weights;
     :meth:`update_expert_bias` moves it, gradients do not. Groups are chosen by the biased scores too.
@@ -185,8 +225,8 @@ class SigmoidRouter(ScoreRouter):
 
     expert_bias: Tensor
 
-    def __init__(self, hidden_size: int, *, num_experts: int, **how: Any) -> None:
-        super().__init__(hidden_size, num_experts=num_experts, **how)
+    def __init__(self, hidden_size: int, *, num_experts: int, **options: Any) -> None:
+        super().__init__(hidden_size, num_experts=num_experts, **options)
         self.register_buffer("expert_bias", torch.zeros(num_experts, dtype=self.weight.dtype))
 
     def reset_parameters(self) -> None:

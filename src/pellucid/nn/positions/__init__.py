@@ -1,7 +1,7 @@
-"""Where a token is, told to the model.
+"""How a model knows where a token is.
 
-``LearnedPositions`` ``SinusoidalPositions`` ``NoPositions`` ``SegmentEmbedding``   added on entry
-``Rotary``                    turns queries and keys inside attention; ``scaling`` stretches it to longer text
+``LearnedPositions`` ``SinusoidalPositions`` ``TokenTypeEmbedding``   added on entry
+``Rotary``                    rotates queries and keys inside attention; a scaling adapts it to longer text
 ``RelativeBias`` ``Alibi``    added to attention scores
 
 All of them read positions from coordinates. Angles are computed in float64 and cast last: 16-bit numbers cannot
@@ -9,18 +9,17 @@ hold position 257, and no ``model.half()`` can reach a frequency or a slope here
 buffer.
 """
 
-from pellucid.nn.positions.absolute import LearnedPositions, NoPositions, SinusoidalPositions, TokenTypeEmbedding
+from pellucid.nn.positions.absolute import LearnedPositions, SinusoidalPositions, TokenTypeEmbedding
 from pellucid.nn.positions.biases import Alibi, RelativeBias
-from pellucid.nn.positions.frequencies import document_lengths, frequencies
-from pellucid.nn.positions.rotary import Rotary
+from pellucid.nn.positions.rotary import RopeScaling, Rotary, frequencies
 from pellucid.nn.positions.scaling import (
     DynamicNTKScaling,
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
     PartialScaling,
-    RopeScaling,
     YarnScaling,
+    document_lengths,
 )
 
 __all__ = [
@@ -30,7 +29,6 @@ __all__ = [
     "LinearScaling",
     "Llama3Scaling",
     "LongRopeScaling",
-    "NoPositions",
     "PartialScaling",
     "RelativeBias",
     "RopeScaling",

@@ -9,7 +9,7 @@ from torch import nn
 
 from pellucid.errors import ArgumentError, LengthError, ShapeError
 from pellucid.nn.embedding import init_table
-from pellucid.nn.positions.frequencies import frequencies, host_layout, refuse_misplaced
+from pellucid.nn.positions.rotary import frequencies, refuse_misplaced
 from pellucid.shapes import Float, Int, Tensor
 from pellucid.visibility import Coordinates
 
@@ -59,7 +59,7 @@ class LearnedPositions(nn.Module):
 
 def _range(coordinates: Coordinates) -> tuple[int, int]:
     """The first and last position of real tokens; (0, -1) for none."""
-    layout = host_layout(coordinates)
+    layout = coordinates.read_layout()
     if layout is None:
         return 0, -1
     return min((run.first for run in layout.runs), default=0), layout.max_position
@@ -112,13 +112,6 @@ class SinusoidalPositions(nn.Module):
 
     def extra_repr(self) -> str:
         return f"size={self.hidden_size}, base={self.base}, layout={self.layout!r}, offset={self.offset}"
-
-
-class NoPositions(nn.Module):
-    """Nothing is added: attention alone must tell tokens apart."""
-
-    def forward(self, x_BTD: Float[Tensor, "B T D"], coordinates: Coordinates) -> Float[Tensor, "B T D"]:
-        return x_BTD
 
 
 class TokenTypeEmbedding(nn.Embedding):

@@ -1,24 +1,77 @@
-"""Rotary positions: pairs of query and key features are turned by an angle, so that scores see distances."""
+"""Rotary positions: pairs of query and key features are rotated by an angle, so that scores see distances."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from pellucid.errors import ShapeError, UnsupportedError
-from pellucid.nn.positions.frequencies import host_layout, refuse_misplaced
-from pellucid.nn.positions.scaling import RopeScaling
 from pellucid.shapes import Float, Tensor
 from pellucid.visibility import Coordinates, Layout
 
 
-class Rotary(nn.Module):
-    """Rotary position embedding (RoPE; Su et al. 2021): turns pairs of query and key features by an angle.
+def frequencies(size: int, base: float, device: torch.device | None = None) -> Float[Tensor, "pairs"]:
+    """``base ** (-2i / size)`` for each pair i, in float64 (Vaswani et al. 2017 §3.5; Su et al. 2021 §3.2.2)."""
+    pairs = torch.arange((size + 1) // 2, dtype=torch.float64, device=device)
+    return base ** (-2 * pairs / size)
 
-    Features (i, i + R/2) are turned together, as in Llama's checkpoints; with ``interleaved``, features
-    (2i, 2i + 1), as in the paper. Only the first ``rotary_dim`` = R features of a head are turned (all of them if it
+
+def refuse_misplaced(x_BT: Tensor, coordinates: Coordinates) -> None:
+    """Raises ShapeError where ``x`` has not one place a token: either would be spread over the other."""
+    if tuple(x_BT.shape[:2]) != coordinates.shape:
+        raise ShapeError(
+            f"x has {tuple(x_BT.shape[:2])} rows and tokens, but its coordinates are {coordinates.shape}; give one "
+            "place a token"
+        )
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """Nothing is stretched; the others derive from this."""
+
+    def check(self, size: int, base: float) -> None:
+        """Raises ShapeError or InputError where this cannot be used for ``size`` features rotated from ``base``."""
+
+    def frequencies(self, size: int, base: float, coordinates: Coordinates) -> Float[Tensor, "*BT pairs"]:
+        """Radians a position for each pair: one list for all slots (``[pairs]``) or one each (``[B, T, pairs]``)."""
+        return frequencies(size, base, coordinates.positions.device)
+
+    def multiplier(self, coordinates: Coordinates) -> float | Float[Tensor, "B T 1"]:
+        """What cosines and sines are multiplied by."""
+        return 1.0
+
+    def changes_angles(self, before: int, after: int) -> bool:
+        """Whether documents of these two lengths (in tokens) are rotated by different angles.
+
+        Ask before a cache goes on from ``before`` tokens to ``after``, or is cropped to ``after``: where this is true
+        the keys it holds are wrong, and the document has to be run again. Nothing is held at 0 tokens.
+        """
+        return before > 0 and after > 0 and self.table(before) != self.table(after)
+
+    def table(self, length: int) -> int:
+        """A number that two lengths share exactly if their documents are rotated by the same angles."""
+        return 0
+
+    @property
+    def score_multiplier(self) -> float:
+        """What latent attention multiplies its softmax scale by."""
+        return 1.0
+
+    @property
+    def by_length(self) -> bool:
+        """Whether the angles depend on how long a document is."""
+        return type(self).table is not RopeScaling.table
+
+
+class Rotary(nn.Module):
+    """Rotary position embedding (RoPE; Su et al. 2021): rotates pairs of query and key features by an angle.
+
+    Features (i, i + R/2) are rotated together, as in Llama's checkpoints; with ``interleaved``, features
+    (2i, 2i + 1), as in the paper. Only the first ``rotary_dim`` = R features of a head are rotated (all of them if it
     is left out): pairs and exponents are those of R, and the rest of the head stays as it is (GPT-J, GPT-NeoX).
-    ``scaling`` stretches the angles; where it depends on a document's length, a pass that goes on from tokens turned
+    ``scaling`` stretches the angles; where it depends on a document's length, a pass that goes on from tokens rotated
     by other angles is refused.
     """
 
@@ -39,9 +92,9 @@ class Rotary(nn.Module):
         self.scaling = RopeScaling() if scaling is None else scaling
         if self.rotary_dim % 2:
             what = f"head_dim is {head_dim}" if rotary_dim is None else f"rotary_dim is {rotary_dim}"
-            raise ShapeError(f"rotary positions turn pairs of features, but the {what}; make it even")
+            raise ShapeError(f"rotary positions rotate pairs of features, but the {what}; make it even")
         if not 0 < self.rotary_dim <= head_dim:
-            raise ShapeError(f"rotary_dim is {rotary_dim}, but a head of {head_dim} features can turn 2 to {head_dim}")
+            raise ShapeError(f"rotary_dim is {rotary_dim}, but must be 2 to the {head_dim} features of a head")
         self.scaling.check(self.rotary_dim, rope_theta)
 
     def angles(self, coordinates: Coordinates) -> Float[Tensor, "B T pairs"]:
@@ -50,23 +103,16 @@ class Rotary(nn.Module):
             self.rotary_dim, self.rope_theta, coordinates
         )
 
-    def changes_angles(self, before: int, after: int) -> bool:
-        """Whether a document of ``before`` tokens and one of ``after`` are turned by different angles.
-
-        Where this is true a cache must not go on (or be cropped) from one to the other: run the document again.
-        """
-        return self.scaling.changes_angles(before, after)
-
     def forward(self, x_BTNH: Float[Tensor, "B T N H"], coordinates: Coordinates) -> Float[Tensor, "B T N H"]:
-        """``x`` turned to its positions.
+        """``x`` rotated to its positions.
 
         Raises:
             ShapeError: a head of another size, or not one place a token.
-            UnsupportedError: a document that goes on from tokens which were turned by other angles.
+            UnsupportedError: a document that goes on from tokens which were rotated by other angles.
         """
         if x_BTNH.shape[-1] != self.head_dim:
             raise ShapeError(
-                f"the heads have {x_BTNH.shape[-1]} features, but this Rotary turns heads of {self.head_dim}; "
+                f"the heads have {x_BTNH.shape[-1]} features, but this Rotary rotates heads of {self.head_dim}; "
                 f"make it Rotary({x_BTNH.shape[-1]})"
             )
         refuse_misplaced(x_BTNH, coordinates)
@@ -74,8 +120,8 @@ class Rotary(nn.Module):
         cos, sin = coordinates.cached(key, lambda: self._table(coordinates, x_BTNH.dtype))
         if self.rotary_dim == self.head_dim:
             return self._rotate(x_BTNH, cos, sin)
-        turning, rest = x_BTNH.split([self.rotary_dim, self.head_dim - self.rotary_dim], -1)
-        return torch.cat([self._rotate(turning, cos, sin), rest], -1)
+        rotated, rest = x_BTNH.split([self.rotary_dim, self.head_dim - self.rotary_dim], -1)
+        return torch.cat([self._rotate(rotated, cos, sin), rest], -1)
 
     def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         if not self.interleaved:
@@ -86,22 +132,21 @@ class Rotary(nn.Module):
 
     def _table(self, coordinates: Coordinates, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         if self.scaling.by_length:
-            refuse = (
-                torch.compiler.disable(self._refuse_mixing) if torch.compiler.is_compiling() else self._refuse_mixing
-            )
-            refuse(coordinates)
+            compiling = torch.compiler.is_compiling()
+            (torch.compiler.disable(self._refuse_mixing) if compiling else self._refuse_mixing)(coordinates)
         angles, multiplier = self.angles(coordinates), self.scaling.multiplier(coordinates)
         cos, sin = (angles.cos() * multiplier).unsqueeze(2), (angles.sin() * multiplier).unsqueeze(2)
         return cos.to(dtype), sin.to(dtype)
 
     def _refuse_mixing(self, coordinates: Coordinates) -> None:
         """Tokens that came before these coordinates begin are keys somewhere else; they must share the angles."""
-        layout = host_layout(coordinates)
+        layout = coordinates.read_layout()
         for before, after in _grown(layout) if layout is not None else ():
             if self.scaling.changes_angles(before, after):
                 raise UnsupportedError(
-                    f"{type(self.scaling).__name__} turns a document of {after} tokens by other angles than its first "
-                    f"{before}, which are not in this pass; run all {after} tokens again, with an empty cache or none"
+                    f"{type(self.scaling).__name__} rotates a document of {after} tokens by other angles than "
+                    f"its first {before}, which are not in this pass; run all {after} tokens again, with an empty "
+                    "cache or none"
                 )
 
     def extra_repr(self) -> str:

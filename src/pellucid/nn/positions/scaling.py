@@ -2,7 +2,7 @@
 
 Each kind is a frozen value with three faces: ``frequencies`` (radians a position, float64), ``multiplier`` (what
 cosines and sines are multiplied by), and ``changes_angles`` (whether a document that grows from one length to another
-changes its frequencies, so that keys turned before must not be mixed with queries turned after).
+changes its frequencies, so that keys rotated before must not be mixed with queries rotated after).
 """
 
 from __future__ import annotations
@@ -14,47 +14,9 @@ from dataclasses import dataclass
 import torch
 
 from pellucid.errors import ArgumentError, ShapeError
-from pellucid.nn.positions.frequencies import document_lengths, frequencies
-from pellucid.shapes import Float, Tensor
+from pellucid.nn.positions.rotary import RopeScaling, frequencies
+from pellucid.shapes import Float, Int, Tensor
 from pellucid.visibility import Coordinates
-
-
-@dataclass(frozen=True)
-class RopeScaling:
-    """Nothing is stretched; the others derive from this."""
-
-    def check(self, size: int, base: float) -> None:
-        """Raises ShapeError or InputError where this cannot be used for ``size`` features turned from ``base``."""
-
-    def frequencies(self, size: int, base: float, coordinates: Coordinates) -> Float[Tensor, "*BT pairs"]:
-        """Radians a position for each pair: one list for all slots (``[pairs]``) or one each (``[B, T, pairs]``)."""
-        return frequencies(size, base, coordinates.positions.device)
-
-    def multiplier(self, coordinates: Coordinates) -> float | Float[Tensor, "B T 1"]:
-        """What cosines and sines are multiplied by."""
-        return 1.0
-
-    def changes_angles(self, before: int, after: int) -> bool:
-        """Whether documents of these two lengths (in tokens) are turned by different angles.
-
-        Ask before a cache goes on from ``before`` tokens to ``after``, or is cropped to ``after``: where this is true
-        the keys it holds are wrong, and the document has to be run again. Nothing is held at 0 tokens.
-        """
-        return before > 0 and after > 0 and self.table(before) != self.table(after)
-
-    def table(self, length: int) -> int:
-        """A number that two lengths share exactly if their documents are turned by the same angles."""
-        return 0
-
-    @property
-    def score_multiplier(self) -> float:
-        """What latent attention multiplies its softmax scale by."""
-        return 1.0
-
-    @property
-    def by_length(self) -> bool:
-        """Whether the angles depend on how long a document is."""
-        return type(self).table is not RopeScaling.table
 
 
 @dataclass(frozen=True)
@@ -72,7 +34,7 @@ class LinearScaling(RopeScaling):
 
 @dataclass(frozen=True)
 class PartialScaling(RopeScaling):
-    """Only the first ``partial_rotary_factor`` of all pairs turn, each as if all did (Gemma 4).
+    """Only the first ``partial_rotary_factor`` of all pairs rotate, each as if all did (Gemma 4).
 
     The others keep frequency 0.
 
@@ -87,22 +49,22 @@ class PartialScaling(RopeScaling):
         if not 0 < self.partial_rotary_factor <= 1:
             raise ArgumentError(
                 f"partial_rotary_factor is {self.partial_rotary_factor}, but a part above 0 and up to 1 of "
-                "the pairs can turn"
+                "the pairs can rotate"
             )
 
     def check(self, size: int, base: float) -> None:
-        if not self._turning(size):
+        if not self._rotating(size):
             raise ShapeError(
-                f"partial_rotary_factor is {self.partial_rotary_factor}, but of {size // 2} pairs none would turn; "
+                f"partial_rotary_factor is {self.partial_rotary_factor}, but of {size // 2} pairs none would rotate; "
                 "make it larger"
             )
 
     def frequencies(self, size: int, base: float, coordinates: Coordinates) -> Float[Tensor, "pairs"]:
         every = frequencies(size, base, coordinates.positions.device)
-        turning = torch.arange(len(every), device=every.device) < self._turning(size)
-        return torch.where(turning, every / self.factor, 0.0)
+        rotates = torch.arange(len(every), device=every.device) < self._rotating(size)
+        return torch.where(rotates, every / self.factor, 0.0)
 
-    def _turning(self, size: int) -> int:
+    def _rotating(self, size: int) -> int:
         return int(self.partial_rotary_factor * size // 2)
 
 
@@ -125,7 +87,7 @@ class DynamicNTKScaling(RopeScaling):
 
     def check(self, size: int, base: float) -> None:
         if size < 4:
-            raise ShapeError(f"dynamic NTK divides by size - 2, but {size} features are turned; turn 4 or more")
+            raise ShapeError(f"dynamic NTK divides by size - 2, but {size} features are rotated; rotate 4 or more")
 
     def frequencies(self, size: int, base: float, coordinates: Coordinates) -> Float[Tensor, "B T pairs"]:
         lengths_BT1 = (
@@ -144,7 +106,7 @@ class DynamicNTKScaling(RopeScaling):
 class Llama3Scaling(RopeScaling):
     """Fast pairs stay, slow ones are divided by ``factor`` (Llama 3.1).
 
-    Fast are those that turn more than ``high_freq_factor`` times in the original length, slow those that turn fewer
+    Fast are those that rotate more than ``high_freq_factor`` times in the original length, slow those that rotate fewer
     than ``low_freq_factor`` times. Between the two the change is linear in the number of turns (reference
     code, ``apply_scaling``).
     """
@@ -174,7 +136,7 @@ class Llama3Scaling(RopeScaling):
 class YarnScaling(RopeScaling):
     """NTK-by-parts with a temperature (YaRN; Peng et al. 2023 §3.2, §3.4).
 
-    Pairs that turn more than ``beta_fast`` times in the original length stay, fewer than ``beta_slow``: divided by
+    Pairs that rotate more than ``beta_fast`` times in the original length stay, fewer than ``beta_slow``: divided by
     ``factor``; between the two the change is linear in the number of the pair, from whole numbers if ``truncate``.
 
     Cosines and sines are multiplied by ``attention_factor``; left out, by ``m(mscale) / m(mscale_all_dim)`` where both
@@ -230,7 +192,7 @@ class YarnScaling(RopeScaling):
         return 0.1 * mscale * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
 
     def _ramp(self, size: int, base: float) -> tuple[float, float]:
-        """The numbers of the pairs that turn ``beta_fast`` and ``beta_slow`` times in the original length."""
+        """The numbers of the pairs that rotate ``beta_fast`` and ``beta_slow`` times in the original length."""
 
         def pair(turns: float) -> float:
             return size * math.log(self.original_max_position_embeddings / (turns * 2 * math.pi)) / (2 * math.log(base))
@@ -276,7 +238,7 @@ class LongRopeScaling(RopeScaling):
         if not len(self.short_factor) == len(self.long_factor) == size // 2:
             raise ShapeError(
                 f"LongRope has {len(self.short_factor)} short and {len(self.long_factor)} long divisors, but {size} "
-                f"turned features are {size // 2} pairs; give one divisor a pair"
+                f"rotated features are {size // 2} pairs; give one divisor a pair"
             )
 
     def frequencies(self, size: int, base: float, coordinates: Coordinates) -> Float[Tensor, "B T pairs"]:
@@ -314,3 +276,22 @@ def _need_positive(name: str, value: float) -> None:
 def _need_length(value: int) -> None:
     if value < 1:
         raise ArgumentError(f"original_max_position_embeddings is {value}, but a model was trained on at least 1 token")
+
+
+def document_lengths(coordinates: Coordinates) -> Int[Tensor, "B T"]:
+    """For each slot, how long its document is as far as these coordinates reach: its last position plus one.
+
+    A document that goes on from a cache counts its past, because its positions do. Padding counts as a document of
+    its own, and its numbers mean nothing.
+    """
+    return coordinates.cached("document lengths", lambda: _lengths(coordinates))
+
+
+def _lengths(coordinates: Coordinates) -> Tensor:
+    order_BT = coordinates.segments.argsort(stable=True, dim=1)
+    segments_BT = coordinates.segments.gather(1, order_BT)
+    first_B1 = torch.zeros_like(segments_BT[:, :1])
+    document_BT = torch.cat([first_B1, (segments_BT.diff(dim=1) != 0).cumsum(1)], 1)
+    ends_BT = (coordinates.positions + 1).gather(1, order_BT)
+    longest_BT = torch.zeros_like(ends_BT).scatter_reduce(1, document_BT, ends_BT, "amax", include_self=False)
+    return torch.empty_like(ends_BT).scatter(1, order_BT, longest_BT.gather(1, document_BT))

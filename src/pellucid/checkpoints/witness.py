@@ -1,9 +1,9 @@
 """The witness: the outputs of a folder's model on its probes, stored beside the weights and computed again later.
 
 A digest proves that bytes are the same; the witness proves that they still *mean* the same. Each probe's logits are
-reduced to :data:`PROJECTIONS` numbers an output by fixed signs, computed in float64, stored as float32, and must come
-back within :data:`TOLERANCE` of the largest of them: on any machine, and whatever dtype the weights are stored in. A
-change that moves no output by that much cannot be seen, and does not matter in float32 either.
+reduced to a few numbers an output by fixed signs, computed in float64, stored as float32, and must come back within a
+millionth of the largest of them: on any machine, and whatever dtype the weights are stored in. A change that moves no
+output by that much cannot be seen, and does not matter in float32 either.
 """
 
 from __future__ import annotations
@@ -11,15 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import zip_longest
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import nn
 
-from pellucid.checkpoints.load_report import MismatchError
-from pellucid.checkpoints.probe_set import ProbeRecord, WitnessProbe, probes_of
+from pellucid.checkpoints.contract import MismatchError, ProbeRecord, Witness, WitnessProbe
+from pellucid.checkpoints.probe_set import probes_of
 from pellucid.checkpoints.reference_forward import (
     hidden_states,
     probe_outputs,
@@ -27,9 +26,9 @@ from pellucid.checkpoints.reference_forward import (
     reference_model,
     stream_dtypes,
 )
-from pellucid.checkpoints.tokenizer_fingerprint import TokenizerFingerprint, compare_tokenizer
+from pellucid.checkpoints.tensors import stored_tensors
+from pellucid.checkpoints.tokenizer_fingerprint import TokenizerFingerprint, compare_tokenizer, tokenizer_fingerprint
 from pellucid.checkpoints.weights import ReadTensor
-from pellucid.configfile import Config
 from pellucid.data.chat import ChatTemplate
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import CheckpointError, InputError
@@ -38,22 +37,8 @@ from pellucid.models.config import ModelConfig
 from pellucid.models.model import Model
 from pellucid.nn.moe import Router
 
-TOLERANCE = 1e-6
-"""Allowed difference, relative to the largest number of the probe. Rounding to float32 takes 6e-8 of it."""
-
 LIVE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2, torch.bfloat16: 0.25, torch.float16: 0.25}
 """How far a model in memory, in its own dtype and on its own device, may be from the reference forward to be saved."""
-
-
-class Witness(Config):
-    """Probes and the outputs that they must have."""
-
-    tolerance: Annotated[float, Field(gt=0, le=TOLERANCE)] = TOLERANCE
-    stream: Annotated[tuple[str, ...], Field(max_length=1 << 13)]
-    """The dtype of the residual stream after each layer with its own weights, an encoder's first, in bfloat16."""
-    probes: dict[str, ProbeRecord]
-    text: TokenizerFingerprint | None = None
-    """None without a tokenizer."""
 
 
 class Difference(NamedTuple):
@@ -81,6 +66,18 @@ class WitnessError(MismatchError):
         self.differences = differences
 
 
+def live_witness(
+    model: nn.Module, config: ModelConfig, tokenizer: Tokenizer | None, template: ChatTemplate | None
+) -> Witness:
+    """The witness of a model in memory, whose forward must be that of ``config``, and of what goes with it."""
+    stored, tied = stored_tensors(model)
+    witness = witness_of(config, lambda name: stored[name].detach(), tied)
+    check_live(model, config, witness)
+    return witness.model_copy(
+        update={"text": None if tokenizer is None else tokenizer_fingerprint(tokenizer, template)}
+    )
+
+
 def witness_of(config: ModelConfig, read: ReadTensor, tied: Mapping[str, str]) -> Witness:
     """Run the probes of ``config`` with these weights. Weights whose outputs are NaN or infinite have no witness."""
     model, probes = reference_model(config, read, tied), probes_of(config)
@@ -99,52 +96,59 @@ def witness_of(config: ModelConfig, read: ReadTensor, tied: Mapping[str, str]) -
 
 
 def check_witness(
-    where: object, witness: Witness, config: ModelConfig, read: ReadTensor, tied: Mapping[str, str]
+    where: object,
+    witness: Witness,
+    config: ModelConfig,
+    read: ReadTensor,
+    tied: Mapping[str, str],
+    tokenizer: Tokenizer | None = None,
+    template: ChatTemplate | None = None,
 ) -> tuple[Difference, ...]:
-    """Run the probes again, in order, up to the first that differs, which a :class:`WitnessError` names."""
+    """Compute all outputs again, in order, up to the first that differs, which a :class:`WitnessError` names."""
+    found: list[Difference] = []
+    for changed, differences in (
+        ("weights", _output_differences(where, witness, config, read, tied)),
+        ("text files", _text_differences(where, witness.text, tokenizer, template)),
+    ):
+        for difference in differences:
+            found.append(difference)
+            if not difference.passed:
+                raise WitnessError(where, tuple(found), changed)
+    return tuple(found)
+
+
+def _output_differences(
+    where: object, witness: Witness, config: ModelConfig, read: ReadTensor, tied: Mapping[str, str]
+) -> Iterator[Difference]:
     probes = probes_of(config)
     if list(probes) != list(witness.probes):
         raise MismatchError(
             f"{where} has a witness with the probes {', '.join(witness.probes)[:200]}, but its model has "
             f"{', '.join(probes)}; its contract was changed"
         )
-    found: list[Difference] = []
     try:
         model = reference_model(config, read, tied)
         for name, record in witness.probes.items():
-            for difference in _compare(model, name, record, witness.tolerance):
-                found.append(difference)
-                if not difference.passed:
-                    raise WitnessError(where, tuple(found))
+            yield from _compare(model, name, record, witness.tolerance)
         stream = _stream(config, read, tied, probes["plain"])
     except (InputError, RuntimeError, ArithmeticError, MemoryError) as error:
         if isinstance(error, CheckpointError):
             raise
         reason = f"{str(error)[:200]}; its contract was changed"
         raise MismatchError(f"{where} cannot run its probes: {reason}") from error
-    others = sum(a != b for a, b in zip_longest(stream, witness.stream))
-    found.append(Difference("stream", "types after layers", others, 0))
-    if others:
-        raise WitnessError(where, tuple(found))
+    yield Difference("stream", "types after layers", sum(a != b for a, b in zip_longest(stream, witness.stream)), 0)
     for name, record in witness.probes.items():
         if record.probe != probes[name]:
             raise MismatchError(f"{where} has another probe {name!r} than its model; its contract was changed")
-    return tuple(found)
 
 
-def check_text(
-    where: object, kept: TokenizerFingerprint | None, tokenizer: Tokenizer | None, template: ChatTemplate | None
-) -> tuple[Difference, ...]:
-    """Run tokenizer and chat template again, up to the first difference, which a :class:`WitnessError` names."""
-    if (kept is None) != (tokenizer is None) or (kept is not None and (kept.chats is None) != (template is None)):
+def _text_differences(
+    where: object, noted: TokenizerFingerprint | None, tokenizer: Tokenizer | None, template: ChatTemplate | None
+) -> Iterator[Difference]:
+    if (noted is None) != (tokenizer is None) or (noted is not None and (noted.chats is None) != (template is None)):
         raise MismatchError(f"{where} has a witness of other text files than it holds; its contract was changed")
-    found: list[Difference] = []
-    if kept is not None and tokenizer is not None:
-        for difference in (Difference(*parts, 0) for parts in compare_tokenizer(kept, tokenizer, template)):
-            found.append(difference)
-            if not difference.passed:
-                raise WitnessError(where, tuple(found), "text files")
-    return tuple(found)
+    if noted is not None and tokenizer is not None:
+        yield from (Difference(*parts, 0) for parts in compare_tokenizer(noted, tokenizer, template))
 
 
 @torch.no_grad()

@@ -1,21 +1,90 @@
-"""What became of every tensor when a folder was loaded, and the errors that say so."""
+"""The tensors of a model and of a folder: what a config describes, what became of each, and the errors that say so."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
+from torch import Tensor, nn
 
-from pellucid.checkpoints.weights import TensorSpec, dtype_name
-from pellucid.errors import CheckpointError
+from pellucid.checkpoints.contract import Contract, MismatchError
+from pellucid.checkpoints.weights import DTYPES, TensorSpec, dtype_name
+from pellucid.errors import InputError
 from pellucid.messages import join_some
+from pellucid.models.build import build
+from pellucid.models.config import ModelConfig
+from pellucid.models.model import Model
 from pellucid.records import Table
 
 Status = Literal["loaded", "tied", "cast", "missing", "surplus", "mismatched"]
 _GOOD: tuple[Status, ...] = ("loaded", "tied", "cast")
 _BAD: tuple[Status, ...] = ("missing", "surplus", "mismatched")
+
+
+def stored_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Parameters and buffers under their first names, and the other names of those that are tied."""
+    stored: dict[str, Tensor] = {}
+    tied: dict[str, str] = {}
+    first: dict[int, str] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        owner = first.setdefault(id(tensor), name)
+        if owner == name:
+            stored[name] = tensor
+        else:
+            tied[name] = owner
+    return stored, tied
+
+
+def outline(model: nn.Module) -> dict[str, str]:
+    """Every name in the model's state, with its dtype and shape or the name that it is tied to."""
+    stored, tied = stored_tensors(model)
+    return {name: str(TensorSpec.of(tensor)) for name, tensor in stored.items()} | ties(tied)
+
+
+@lru_cache(maxsize=4)
+def config_outline(config: ModelConfig, dtype: torch.dtype) -> Mapping[str, str]:
+    """The :func:`outline` of the model that ``config`` describes; routers are at least float32 in every ``dtype``."""
+    return outline(build(config, device="meta", dtype=dtype))
+
+
+def ties(tied: Mapping[str, str]) -> dict[str, str]:
+    """The tied part of an :func:`outline`."""
+    return {name: f"the same as {owner}" for name, owner in tied.items()}
+
+
+def first_difference(have: Mapping[str, str], want: Mapping[str, str]) -> tuple[str, str, str] | None:
+    """The first name at which two outlines differ, and what each has there."""
+    for name in sorted(have.keys() | want.keys()):
+        if have.get(name) != want.get(name):
+            return name[:120], have.get(name, "nothing")[:120], want.get(name, "nothing")[:120]
+    return None
+
+
+def described_model(path: Path, contract: Contract, dtype: torch.dtype) -> Model:
+    """The model of the contract's config, without weights; a config that cannot be laid out is refused."""
+    config, tensors = contract.model, len(contract.tensors)
+    layers = sum(layer.same_as is None for stack in config.stacks for layer in stack.each_layer)
+    if layers > tensors:
+        raise MismatchError(f"{path} describes {layers} layers but only {tensors} tensors")
+    try:
+        return build(config, device="meta", dtype=dtype)
+    except (InputError, RuntimeError, OverflowError) as error:  # sizes whose product is too large for a tensor
+        raise MismatchError(f"{path} describes a model that cannot be laid out: {str(error)[:200]}") from error
+
+
+def matching_model(path: Path, contract: Contract) -> Model:
+    """The :func:`described_model`; its names, shapes, dtypes and ties must be those that the contract lists."""
+    usual = Counter(spec.partition("[")[0] for spec in contract.tensors.values()).most_common(1)
+    model = described_model(path, contract, DTYPES.get(usual[0][0] if usual else "", torch.float32))
+    if difference := first_difference(outline(model), contract.tensors | ties(contract.tied)):
+        name, have, want = difference
+        raise MismatchError(f"{path} contradicts itself: its model has {have} as {name!r}, its lists say {want}")
+    return model
 
 
 class TensorReport(NamedTuple):
@@ -55,10 +124,6 @@ class LoadReport:
     def __str__(self) -> str:
         counts = {status: len(self.names(status)) for status in (*_GOOD, *_BAD)}
         return ", ".join(f"{number} {status}" for status, number in counts.items() if number) or "no tensors"
-
-
-class MismatchError(CheckpointError):
-    """A folder could be read, but is not what its contract says."""
 
 
 class LoadError(MismatchError):
