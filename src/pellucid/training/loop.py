@@ -208,7 +208,7 @@ class Trainer:
         best = math.isfinite(found.measure) and (state.best is None or found.measure < state.best)
         if best:
             state.best, state.best_step = found.measure, state.step
-        self.emit_validated(found, started, best=best, final=False)
+        self.emit(Validated(state.step, found, final=False, best=best, seconds=time.monotonic() - started))
         return best
 
     def evaluate_all(self) -> Validation | None:
@@ -221,7 +221,7 @@ class Trainer:
                 found = evaluator.evaluate(self.components.model, final=True, watch=self.until_requested)
         except StopRequested:
             return None
-        self.emit_validated(found, started, best=False, final=True)
+        self.emit(Validated(self.state.step, found, final=True, best=False, seconds=time.monotonic() - started))
         return found
 
     def bits_per_byte(self, documents: Iterable[Document]) -> Validation:
@@ -310,10 +310,6 @@ class Trainer:
         if self.signals.requested and not self.interruption_emitted:
             self.interruption_emitted = True
             self.emit(Interrupted(self.signals.requested.name))
-
-    def emit_validated(self, found: Validation, started: float, *, best: bool, final: bool) -> None:
-        seconds = time.monotonic() - started
-        self.emit(Validated.of(found, self.state.step, best=best, final=final, seconds=seconds))
 
     def emit_prepared(self) -> None:
         loader, model = self.components.loader, self.components.model
