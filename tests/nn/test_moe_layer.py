@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from helpers.moe_reference import reference
 from pellucid.errors import ShapeError
 from pellucid.nn.ffn import GatedFFN
 from pellucid.nn.moe import (
@@ -24,7 +25,6 @@ from pellucid.nn.moe import (
     SoftmaxRouter,
     TopKSoftmaxRouter,
 )
-from pellucid.nn.moe.reference import reference
 from pellucid.visibility import Coordinates
 
 WIDE = torch.float64

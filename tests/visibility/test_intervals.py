@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from pellucid.visibility.intervals import count, union
+from pellucid.visibility.rules import count, union
 
 
 def test_a_union_counts_each_key_once_where_one_side_is_empty():

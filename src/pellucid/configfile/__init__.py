@@ -15,8 +15,6 @@ Traceback (most recent call last):
 pellucid.errors.ConfigError: there is no key 'rat', did you mean 'rate'?
 """
 
-from pellucid.configfile.files import MAX_BYTES, read_mapping
-from pellucid.configfile.model import Config, to_yaml
-from pellucid.configfile.overrides import apply_overrides
+from pellucid.configfile.config import MAX_BYTES, Config, apply_overrides, read_mapping, to_yaml
 
 __all__ = ["MAX_BYTES", "Config", "apply_overrides", "read_mapping", "to_yaml"]

@@ -12,7 +12,7 @@ from pellucid.configfile.yaml import yaml_repr
 from pellucid.errors import ConfigError
 from pellucid.messages import nearest
 from pellucid.visibility import parse
-from pellucid.visibility.parser import EXAMPLE
+from pellucid.visibility.primitives import EXAMPLE
 
 MOST_LAYERS = 4096
 PRESETS = Path(__file__).parent / "presets"

@@ -11,12 +11,12 @@
 
 from pellucid.visibility.coordinates import Coordinates, Layout, Run
 from pellucid.visibility.from_masks import from_additive, from_hidden, from_visible
-from pellucid.visibility.parser import parse
 from pellucid.visibility.primitives import (
     causal,
     chunk,
     full,
     lookahead,
+    parse,
     prefix,
     same_group,
     sinks,

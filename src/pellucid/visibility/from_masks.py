@@ -16,9 +16,8 @@ import torch
 
 from pellucid.errors import ShapeError
 from pellucid.shapes import Tensor, broadcasts_to
-from pellucid.visibility import intervals as iv
 from pellucid.visibility.coordinates import Coordinates
-from pellucid.visibility.rules import Lookback, Rule
+from pellucid.visibility.rules import Intervals, Lookback, Rule
 
 _LOWEST = -1e4  # additive masks use -inf or some dtype's minimum; the smallest of these in use is fp16's -65504
 
@@ -42,7 +41,7 @@ class MaskRule(Rule):
             )
         return self.visible.to(q_coords.positions.device)
 
-    def intervals(self, length: int) -> iv.Intervals:
+    def intervals(self, length: int) -> Intervals:
         raise ShapeError("a given mask has no edges of its own; count its True entries")
 
     def describe(self) -> str:

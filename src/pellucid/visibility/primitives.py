@@ -1,19 +1,18 @@
-"""The single rules, which ``&`` and ``|`` combine, and the functions that make them.
-
-``causal() & (window(256) | sinks(4))``
-"""
+"""The single rules, which ``&`` and ``|`` combine, the functions that make them, and ``parse``, which reads them."""
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from pellucid.errors import ConfigError
+from pellucid.messages import nearest
 from pellucid.shapes import Tensor
-from pellucid.visibility import intervals as iv
 from pellucid.visibility.coordinates import Coordinates
-from pellucid.visibility.rules import Lookback, Rule
+from pellucid.visibility.rules import Intervals, Lookback, Rule
 
 
 def _q(q_coords: Coordinates) -> Tensor:
@@ -26,16 +25,14 @@ def _k(k_coords: Coordinates) -> Tensor:
 
 @dataclass(frozen=True)
 class Full(Rule):
-    """All tokens of the document."""
-
     lookback = (None, 0)
     lookahead = None
 
     def _visible(self, q_coords: Coordinates, k_coords: Coordinates) -> Tensor:
         return k_coords.real[:, None, :]
 
-    def intervals(self, length: int) -> iv.Intervals:
-        return iv.single(np.zeros(length, dtype=np.int64), np.full(length, length))
+    def intervals(self, length: int) -> Intervals:
+        return [(np.zeros(length, dtype=np.int64), np.full(length, length))]
 
     def describe(self) -> str:
         return "full()"
@@ -43,8 +40,6 @@ class Full(Rule):
 
 @dataclass(frozen=True)
 class Lookahead(Rule):
-    """At most ``n`` tokens ahead; the past is free. ``Lookahead(0)`` is causal."""
-
     n: int
     lookback = (None, 0)
 
@@ -55,9 +50,9 @@ class Lookahead(Rule):
     def _visible(self, q_coords: Coordinates, k_coords: Coordinates) -> Tensor:
         return _k(k_coords) <= _q(q_coords) + self.n
 
-    def intervals(self, length: int) -> iv.Intervals:
+    def intervals(self, length: int) -> Intervals:
         query = np.arange(length)
-        return iv.single(np.zeros(length, dtype=np.int64), np.minimum(query + self.n + 1, length))
+        return [(np.zeros(length, dtype=np.int64), np.minimum(query + self.n + 1, length))]
 
     def describe(self) -> str:
         return f"lookahead({self.n})" if self.n else "causal()"
@@ -65,8 +60,6 @@ class Lookahead(Rule):
 
 @dataclass(frozen=True)
 class Window(Rule):
-    """The current token and the ``w - 1`` before it; the future is not bounded by this rule."""
-
     w: int
     lookahead = None
 
@@ -77,9 +70,9 @@ class Window(Rule):
     def _visible(self, q_coords: Coordinates, k_coords: Coordinates) -> Tensor:
         return _k(k_coords) > _q(q_coords) - self.w
 
-    def intervals(self, length: int) -> iv.Intervals:
+    def intervals(self, length: int) -> Intervals:
         query = np.arange(length)
-        return iv.single(np.maximum(query - self.w + 1, 0), np.full(length, length))
+        return [(np.maximum(query - self.w + 1, 0), np.full(length, length))]
 
     def describe(self) -> str:
         return f"window({self.w})"
@@ -87,8 +80,6 @@ class Window(Rule):
 
 @dataclass(frozen=True)
 class Prefix(Rule):
-    """The first ``n`` tokens of the document, seen by all of it (prefix-LM); without ``n``, its grouped tokens."""
-
     n: int | None = None
 
     @property
@@ -120,9 +111,9 @@ class Prefix(Rule):
     def positional(self) -> bool:  # type: ignore[override]
         return self.n is not None
 
-    def intervals(self, length: int) -> iv.Intervals:
+    def intervals(self, length: int) -> Intervals:
         end = min(self.n or 0, length)  # without groups nothing belongs to a prefix
-        return iv.single(np.zeros(length, dtype=np.int64), np.full(length, end))
+        return [(np.zeros(length, dtype=np.int64), np.full(length, end))]
 
     def describe(self) -> str:
         return "prefix()" if self.n is None else f"prefix({self.n})"
@@ -130,8 +121,6 @@ class Prefix(Rule):
 
 @dataclass(frozen=True)
 class Sinks(Rule):
-    """The first ``n`` tokens of the document, from there on (never ahead): attention sinks."""
-
     n: int
     lookahead = 0
 
@@ -142,9 +131,9 @@ class Sinks(Rule):
     def _visible(self, q_coords: Coordinates, k_coords: Coordinates) -> Tensor:
         return (_k(k_coords) < self.n) & (_k(k_coords) <= _q(q_coords))
 
-    def intervals(self, length: int) -> iv.Intervals:
+    def intervals(self, length: int) -> Intervals:
         query = np.arange(length)
-        return iv.single(np.zeros(length, dtype=np.int64), np.minimum(query + 1, self.n))
+        return [(np.zeros(length, dtype=np.int64), np.minimum(query + 1, self.n))]
 
     def describe(self) -> str:
         return f"sinks({self.n})"
@@ -152,8 +141,6 @@ class Sinks(Rule):
 
 @dataclass(frozen=True)
 class Chunk(Rule):
-    """The document is cut into chunks of ``n`` positions; a query sees its own chunk."""
-
     n: int
 
     @property
@@ -167,9 +154,9 @@ class Chunk(Rule):
     def _visible(self, q_coords: Coordinates, k_coords: Coordinates) -> Tensor:
         return _k(k_coords) // self.n == _q(q_coords) // self.n
 
-    def intervals(self, length: int) -> iv.Intervals:
+    def intervals(self, length: int) -> Intervals:
         start = np.arange(length) // self.n * self.n
-        return iv.single(start, np.minimum(start + self.n, length))
+        return [(start, np.minimum(start + self.n, length))]
 
     def describe(self) -> str:
         return f"chunk({self.n})"
@@ -177,8 +164,6 @@ class Chunk(Rule):
 
 @dataclass(frozen=True)
 class SameGroup(Rule):
-    """Tokens of the same group (≠ 0) see each other both ways: image spans, for example."""
-
     lookback = (None, 0)
     lookahead = None
     lookahead_outside_groups = 0
@@ -188,9 +173,9 @@ class SameGroup(Rule):
         query, key = _need_groups(q_coords, self), _need_groups(k_coords, self)
         return (query[:, :, None] == key[:, None, :]) & (key != 0)[:, None, :]
 
-    def intervals(self, length: int) -> iv.Intervals:
+    def intervals(self, length: int) -> Intervals:
         nothing = np.zeros(length, dtype=np.int64)  # without groups nothing belongs together
-        return iv.single(nothing, nothing)
+        return [(nothing, nothing)]
 
     def describe(self) -> str:
         return "same_group()"
@@ -256,3 +241,71 @@ def sinks(n: int) -> Rule:
 def same_group() -> Rule:
     """Tokens of one group see each other both ways: ``causal() | same_group()``."""
     return SameGroup()
+
+
+_FUNCTIONS: dict[str, tuple[Callable[..., Rule], str]] = {
+    "same_group": (same_group, "same_group()"),
+    "causal": (causal, "causal()"),
+    "chunk": (chunk, "chunk(64)"),
+    "full": (full, "full()"),
+    "lookahead": (lookahead, "lookahead(2)"),
+    "prefix": (prefix, "prefix() or prefix(16)"),
+    "sinks": (sinks, "sinks(4)"),
+    "window": (window, "window(256)"),
+}
+"""By name, each with an example."""
+EXAMPLE = "causal & (window(256) | sinks(4))"
+_LONGEST = 500
+
+
+def parse(text: str) -> Rule:
+    """The rule that ``text`` describes. Names without brackets are allowed; nothing is evaluated."""
+    if len(text) > _LONGEST:
+        raise ConfigError(f"a visibility rule has {len(text)} characters, but at most {_LONGEST} are read")
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ConfigError(f"visibility rule {text!r} cannot be read; write it like {EXAMPLE!r}") from error
+    return _build(tree, text)
+
+
+def _build(node: ast.expr, text: str) -> Rule:
+    match node:
+        case ast.BinOp(left=left, op=ast.BitAnd(), right=right):
+            return _build(left, text) & _build(right, text)
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            return _build(left, text) | _build(right, text)
+        case ast.Name(id=name):
+            return _call(name, [], text)
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]):
+            numbers = [value for arg in args for value in _number(arg)]
+            if len(numbers) == len(args):
+                return _call(name, numbers, text)
+    raise ConfigError(
+        f"visibility rule {text!r} holds {ast.unparse(node)!r}; write rules like {EXAMPLE!r} "
+        f"from {', '.join(_FUNCTIONS)}, & and |"
+    )
+
+
+def _number(arg: ast.expr) -> list[object]:
+    """The number that is written there, a negative one too; nothing for anything else."""
+    match arg:
+        case ast.Constant(value=value):
+            return [value]
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
+            return [-value]
+    return []
+
+
+def _call(name: str, numbers: Sequence[object], text: str) -> Rule:
+    if name not in _FUNCTIONS:
+        near = nearest(name, _FUNCTIONS)
+        hint = f"did you mean {near!r}? There" if near else "there"
+        raise ConfigError(f"visibility rule {text!r}: there is no rule {name!r}; {hint} are {', '.join(_FUNCTIONS)}")
+    function, example = _FUNCTIONS[name]
+    try:
+        return function(*numbers)
+    except TypeError as error:
+        raise ConfigError(
+            f"visibility rule {text!r}: {name} was given {len(numbers)} numbers; write it like {example}"
+        ) from error

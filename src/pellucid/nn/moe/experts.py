@@ -6,6 +6,7 @@ Letters here: C real tokens, J experts a token goes to, P pairs of the two (C ·
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,7 +21,11 @@ from pellucid.shapes import Float, Tensor
 class Experts(nn.Module):
     """What all stacked experts share: pairs sorted by expert, one run of each, the weighted sum for each token.
 
-    ``apply_weight_on_input`` multiplies what goes into an expert instead of what comes out (Llama 4).
+    Args:
+        hidden_size, intermediate_size, num_experts: features of tokens, features inside an expert, how many experts.
+        bias: whether every matrix has a bias.
+        dropout: probability with which a feature inside an expert is dropped in training.
+        apply_weight_on_input: the router's weight multiplies what goes into an expert, not what comes out (Llama 4).
     """
 
     def __init__(
@@ -29,9 +34,9 @@ class Experts(nn.Module):
         intermediate_size: int,
         *,
         num_experts: int,
-        bias: bool,
-        dropout: float,
-        apply_weight_on_input: bool,
+        bias: bool = False,
+        dropout: float = 0.0,
+        apply_weight_on_input: bool = False,
     ) -> None:
         super().__init__()
         self.apply_weight_on_input = apply_weight_on_input
@@ -95,27 +100,10 @@ class Experts(nn.Module):
 
 
 class DenseExperts(Experts):
-    """Each expert is ``W₂ · act(W₁ x)`` (Fedus et al. 2021 §2.1)."""
+    """Each expert is ``W₂ · act(W₁ x)`` (Fedus et al. 2021 §2.1). Other arguments: :class:`Experts`."""
 
-    def __init__(
-        self,
-        hidden_size: int,
-        intermediate_size: int,
-        *,
-        num_experts: int,
-        activation: str,
-        bias: bool = False,
-        dropout: float = 0.0,
-        apply_weight_on_input: bool = False,
-    ) -> None:
-        super().__init__(
-            hidden_size,
-            intermediate_size,
-            num_experts=num_experts,
-            bias=bias,
-            dropout=dropout,
-            apply_weight_on_input=apply_weight_on_input,
-        )
+    def __init__(self, hidden_size: int, intermediate_size: int, *, activation: str, **options: Any) -> None:
+        super().__init__(hidden_size, intermediate_size, **options)
         self.activation = named(activation)
         self.reset_parameters()
 
@@ -132,23 +120,9 @@ class _Gates(Experts):
     """Experts of three matrices."""
 
     def __init__(
-        self,
-        hidden_size: int,
-        intermediate_size: int,
-        *,
-        num_experts: int,
-        bias: bool,
-        dropout: float,
-        apply_weight_on_input: bool,
+        self, hidden_size: int, intermediate_size: int, *, num_experts: int, bias: bool, **options: Any
     ) -> None:
-        super().__init__(
-            hidden_size,
-            intermediate_size,
-            num_experts=num_experts,
-            bias=bias,
-            dropout=dropout,
-            apply_weight_on_input=apply_weight_on_input,
-        )
+        super().__init__(hidden_size, intermediate_size, num_experts=num_experts, bias=bias, **options)
         self.gate_proj = nn.Parameter(torch.empty(num_experts, intermediate_size, hidden_size))
         self.gate_bias = nn.Parameter(torch.empty(num_experts, intermediate_size)) if bias else None
         self.reset_parameters()
@@ -167,27 +141,21 @@ class _Gates(Experts):
 
 
 class GatedExperts(_Gates):
-    """Each expert is ``W₂ · (act(W₁ x) ⊙ W₃ x)``: Mixtral (Jiang et al. 2024 §2.1), Qwen, DeepSeek."""
+    """Each expert is ``W₂ · (act(W₁ x) ⊙ W₃ x)``: Mixtral (Jiang et al. 2024 §2.1), Qwen, DeepSeek.
+
+    Other arguments: :class:`Experts`.
+    """
 
     def __init__(
         self,
         hidden_size: int,
         intermediate_size: int,
         *,
-        num_experts: int,
         activation: str = "silu",
         bias: bool = False,
-        dropout: float = 0.0,
-        apply_weight_on_input: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            hidden_size,
-            intermediate_size,
-            num_experts=num_experts,
-            bias=bias,
-            dropout=dropout,
-            apply_weight_on_input=apply_weight_on_input,
-        )
+        super().__init__(hidden_size, intermediate_size, bias=bias, **options)
         self.activation = named(activation)
 
     def gated(self, gate_PF: Tensor, up_PF: Tensor) -> Tensor:
@@ -195,28 +163,19 @@ class GatedExperts(_Gates):
 
 
 class ClampedGatedExperts(_Gates):
-    """Each expert is ``W₂ · clamped_gate(W₁ x, W₃ x)`` (gpt-oss)."""
+    """Each expert is ``W₂ · clamped_gate(W₁ x, W₃ x)`` (gpt-oss). Other arguments: :class:`Experts`."""
 
     def __init__(
         self,
         hidden_size: int,
         intermediate_size: int,
         *,
-        num_experts: int,
         limit: float = 7.0,
         alpha: float = 1.702,
         bias: bool = True,
-        dropout: float = 0.0,
-        apply_weight_on_input: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            hidden_size,
-            intermediate_size,
-            num_experts=num_experts,
-            bias=bias,
-            dropout=dropout,
-            apply_weight_on_input=apply_weight_on_input,
-        )
+        super().__init__(hidden_size, intermediate_size, bias=bias, **options)
         self.limit = limit
         self.alpha = alpha
 

@@ -69,7 +69,7 @@ def tokens_of_each(routing: Routing, num_experts: int) -> Int[Tensor, "E"]:
 
 
 class ExpertGroups(nn.Module):
-    """Leaves each token only the experts of its ``keep`` best groups, of ``count`` equal ones.
+    """Leaves each token only the experts of its ``topk_group`` best groups, of ``n_group`` equal ones.
 
     A group is worth its best expert (``score="max"``, DeepSeek-V2 §2.2.2) or its best two together (``"top2"``,
     DeepSeek-V3 §2.1.2).
@@ -102,15 +102,34 @@ def stable_topk(scores_CE: Float[Tensor, "C E"], count: int) -> Int[Tensor, "C J
 
 
 class Router(nn.Module):
-    """The part that all routers share: logits ``W x (+ b)`` in float32, and how many experts a token gets."""
+    """The part that all routers share: logits ``W x (+ b)`` in float32, and how many experts a token gets.
+
+    Args:
+        hidden_size: features of tokens.
+        num_experts, num_experts_per_tok: how many experts there are, and how many each token goes to.
+        routed_scaling_factor: multiplies the weights in the end.
+        bias: whether logits have a bias.
+        groups: narrows the choice to the best groups of experts first.
+
+    Raises:
+        ShapeError: experts and groups that do not fit.
+    """
 
     def __init__(
-        self, hidden_size: int, *, num_experts: int, num_experts_per_tok: int, bias: bool, groups: ExpertGroups | None
+        self,
+        hidden_size: int,
+        *,
+        num_experts: int,
+        num_experts_per_tok: int,
+        routed_scaling_factor: float = 1.0,
+        bias: bool = False,
+        groups: ExpertGroups | None = None,
     ) -> None:
         super().__init__()
         _check(num_experts, num_experts_per_tok, groups)
         wide = torch.promote_types(torch.get_default_dtype(), torch.float32)
         self.num_experts_per_tok = num_experts_per_tok
+        self.routed_scaling_factor = routed_scaling_factor
         self.weight = nn.Parameter(torch.empty(num_experts, hidden_size, dtype=wide))
         self.bias = nn.Parameter(torch.empty(num_experts, dtype=wide)) if bias else None
         self.groups: nn.Module = nn.Identity() if groups is None else groups
@@ -159,22 +178,9 @@ class Router(nn.Module):
 class ScoreRouter(Router):
     """Routers whose weights are the chosen scores themselves, divided by their sum or not."""
 
-    def __init__(
-        self,
-        hidden_size: int,
-        *,
-        num_experts: int,
-        num_experts_per_tok: int,
-        norm_topk_prob: bool,
-        routed_scaling_factor: float = 1.0,
-        bias: bool = False,
-        groups: ExpertGroups | None = None,
-    ) -> None:
-        super().__init__(
-            hidden_size, num_experts=num_experts, num_experts_per_tok=num_experts_per_tok, bias=bias, groups=groups
-        )
+    def __init__(self, hidden_size: int, *, norm_topk_prob: bool, **options: Any) -> None:
+        super().__init__(hidden_size, **options)
         self.norm_topk_prob = norm_topk_prob
-        self.routed_scaling_factor = routed_scaling_factor
 
     def weighed(self, scores_CE: Tensor, chosen_CJ: Tensor) -> Float[Tensor, "C J"]:
         """The weights of the chosen experts."""
@@ -187,8 +193,8 @@ class ScoreRouter(Router):
 class SoftmaxRouter(ScoreRouter):
     """Softmax over all experts, then the ``num_experts_per_tok`` best (Fedus et al. 2021 eq. 2).
 
-    So do Mixtral, Qwen and DeepSeek-V2. ``norm_topk_prob`` divides their weights by their sum;
-    ``routed_scaling_factor`` multiplies them after that.
+    So do Mixtral, Qwen and DeepSeek-V2. ``norm_topk_prob`` divides their weights by their sum. Other arguments:
+    :class:`Router`.
     """
 
     def forward(self, x_CD: Float[Tensor, "C D"]) -> Routing:
@@ -201,23 +207,8 @@ class SoftmaxRouter(ScoreRouter):
 class TopKSoftmaxRouter(Router):
     """The ``num_experts_per_tok`` best logits, then softmax over those (Shazeer et al. 2017 eq. 3; gpt-oss).
 
-    The weights add up to ``routed_scaling_factor``.
+    The weights add up to ``routed_scaling_factor``. Arguments: :class:`Router`.
     """
-
-    def __init__(
-        self,
-        hidden_size: int,
-        *,
-        num_experts: int,
-        num_experts_per_tok: int,
-        routed_scaling_factor: float = 1.0,
-        bias: bool = False,
-        groups: ExpertGroups | None = None,
-    ) -> None:
-        super().__init__(
-            hidden_size, num_experts=num_experts, num_experts_per_tok=num_experts_per_tok, bias=bias, groups=groups
-        )
-        self.routed_scaling_factor = routed_scaling_factor
 
     def forward(self, x_CD: Float[Tensor, "C D"]) -> Routing:
         logits_CE = self.logits(x_CD)
@@ -226,7 +217,7 @@ class TopKSoftmaxRouter(Router):
 
 
 class SigmoidRouter(ScoreRouter):
-    """Each expert scored by itself with a sigmoid (DeepSeek-V3 §2.1.2 eq. 13–16). Takes what SoftmaxRouter takes.
+    """Each expert scored by itself with a sigmoid (DeepSeek-V3 §2.1.2 eq. 13–16). Arguments: :class:`SoftmaxRouter`.
 
     ``expert_bias`` (a float32 buffer, 0 at first) is added to the scores to choose by, never to the weights;
     :meth:`update_expert_bias` moves it, gradients do not. Groups are chosen by the biased scores too.
@@ -234,8 +225,8 @@ class SigmoidRouter(ScoreRouter):
 
     expert_bias: Tensor
 
-    def __init__(self, hidden_size: int, *, num_experts: int, **how: Any) -> None:
-        super().__init__(hidden_size, num_experts=num_experts, **how)
+    def __init__(self, hidden_size: int, *, num_experts: int, **options: Any) -> None:
+        super().__init__(hidden_size, num_experts=num_experts, **options)
         self.register_buffer("expert_bias", torch.zeros(num_experts, dtype=self.weight.dtype))
 
     def reset_parameters(self) -> None:
