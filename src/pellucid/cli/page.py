@@ -259,7 +259,7 @@ def _sample(run: Path) -> list[Section]:
 
 
 def _circumstances(run: Any) -> list[Table]:
-    from pellucid.configfile.model import flatten
+    from pellucid.configfile.config import flatten
     from pellucid.records import Table
     from pellucid.training.environment import read_environment
 
