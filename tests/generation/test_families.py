@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from pellucid.batch import Batch
-from pellucid.data.load_examples import open_examples
-from pellucid.data.schemas import PromptCompletionSchema, Seq2SeqSchema
+from pellucid.data.schemas import PromptCompletionSchema, Seq2SeqSchema, open_examples
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import InputError, LengthError, UnsupportedError
 from pellucid.generation import BeamSearchConfig, GenerationConfig, beam_search, decode, generate, generate_ids

@@ -13,8 +13,7 @@ import numpy as np
 from pellucid.configfile import Config
 from pellucid.data import objectives as data
 from pellucid.data.corpus import Corpus, open_corpus, split_of
-from pellucid.data.examples import Examples
-from pellucid.data.load_examples import open_examples
+from pellucid.data.examples import Examples, TokenStore
 from pellucid.data.loader import Loader
 from pellucid.data.packing import concat_ranges
 from pellucid.data.records import holds_records, read_records
@@ -27,11 +26,10 @@ from pellucid.data.schemas import (
     Seq2SeqSchema,
     SimilarityPairSchema,
     TokenClassificationSchema,
-    texts_in,
+    open_examples,
 )
-from pellucid.data.special_tokens import MASK, sentinels
-from pellucid.data.token_store import TokenStore
 from pellucid.data.tokenizer import Tokenizer
+from pellucid.data.vocabulary import MASK, sentinels
 from pellucid.errors import ConfigError
 from pellucid.messages import join_some
 from pellucid.training import objectives
@@ -57,7 +55,7 @@ def training_texts(config: TrainConfig, train: Corpus) -> Iterator[str]:
         for record in read_records(file, fields, wanted) if holds_records(file) else ():
             for field in fields:
                 is_list = isinstance(record.values[field], list | tuple)
-                yield from texts_in(record, field) if is_list else [record.text(field)]
+                yield from record.texts(field) if is_list else [record.text(field)]
 
 
 @dataclass(frozen=True)
@@ -81,20 +79,20 @@ class RunDatasets:
         settings = self.config.data
         if reads_text(self.config.objective):
             return TokenStore.from_corpus(self.sides[1], self.tokenizer, "heldout", ends=self._ends)
-        schema = schema_of(self.config.objective, self.train.classes)
+        schema = schema_of(self.config.objective, self.train.label_names)
         if settings.heldout_source is None:
             return self._examples(settings.source, "heldout", schema)
         return self._examples(settings.heldout_source, "all", schema)
 
     @property
-    def classes(self) -> tuple[str, ...]:
+    def label_names(self) -> tuple[str, ...]:
         """The names of the classes, in order; empty where there are none."""
-        return () if reads_text(self.config.objective) else self.train.classes
+        return () if reads_text(self.config.objective) else self.train.label_names
 
     @cached_property
     def objective(self) -> data.Objective:
         """The objective, which makes labels and targets."""
-        return objective_of(self.config, self.tokenizer, self.classes)
+        return objective_of(self.config, self.tokenizer, self.label_names)
 
     def loader(self) -> Loader:
         """The endless stream of training batches."""
@@ -135,7 +133,7 @@ class RunDatasets:
 
     def _examples(self, source: Any, split: str, schema: RecordSchema) -> Examples:
         settings = self.config.data
-        found = open_examples(source, schema, self.tokenizer, split=split, heldout_share=settings.heldout_fraction)
+        found = open_examples(source, schema, self.tokenizer, split=split, heldout_fraction=settings.heldout_fraction)
         if not found.whole:
             return found
         lengths = [("data.max_length", settings.max_length // found.together, found.store)]
@@ -180,13 +178,16 @@ def open_data(config: TrainConfig) -> Sides:
     """The corpora whose ``train`` and ``heldout`` sides are used."""
     settings = config.data
     share = settings.heldout_fraction if settings.heldout_source is None else 0.0
-    corpus = open_corpus(settings.source, text_field=settings.text_field, heldout_share=share)
+    corpus = open_corpus(settings.source, text_field=settings.text_field, heldout_fraction=share)
     if settings.heldout_source is None:
         return corpus, corpus
-    return corpus, open_corpus(settings.heldout_source, text_field=settings.text_field, heldout_share=1.0)
+    return corpus, open_corpus(settings.heldout_source, text_field=settings.text_field, heldout_fraction=1.0)
 
 
 # ---- the objective
+
+_TEXT_FIELDS = "prompt", "completion", "source", "target", "text", "second", "text_pair", "words", "question", "first"
+"""The fields of configs of objectives that name texts."""
 
 
 def special_tokens(config: TrainConfig) -> tuple[str, ...]:
@@ -217,11 +218,16 @@ def corrupted_lengths(objective: objectives.SpanCorruptionConfig, length: int) -
 
 def _counts(objective: objectives.SpanCorruptionConfig, length: int) -> Iterator[tuple[int, int]]:
     """For documents of 1 … ``length`` tokens, how many tokens are cut out, and in how many spans."""
-    share, mean_span = objective.noise_density, objective.mean_noise_span_length
-    return map(data.SpanCorruption((), -1, -1, share=share, mean_span=mean_span).counts, range(1, length + 1))
+    probe = data.SpanCorruption((), -1, -1, **_arguments(objective))
+    return map(probe.counts, range(1, length + 1))
 
 
-def objective_of(config: TrainConfig, tokenizer: Tokenizer, classes: tuple[str, ...]) -> data.Objective:
+def _arguments(objective: Config) -> dict[str, Any]:
+    """The arguments that a config shares with the part of ``data`` that it describes."""
+    return objective.model_dump(exclude={"kind", "num_sentinels", "whole_word_mask", "prefix_fraction"})
+
+
+def objective_of(config: TrainConfig, tokenizer: Tokenizer, label_names: tuple[str, ...]) -> data.Objective:
     """The objective that ``config`` names, for the ids of ``tokenizer``."""
     objective = config.objective
     match objective:
@@ -236,14 +242,14 @@ def objective_of(config: TrainConfig, tokenizer: Tokenizer, classes: tuple[str, 
             return data.SequenceToSequence(tokenizer.bos_id)
         case objectives.ClassificationConfig() | objectives.TokenClassificationConfig():
             labels = config.model.head.num_labels  # type: ignore[union-attr]
-            if len(classes) != labels:
+            if len(label_names) != labels:
+                named = join_some([repr(name) for name in label_names], 5)
                 raise ConfigError(
-                    f"the examples have {len(classes)} classes ({join_some([repr(name) for name in classes], 5)}), but "
-                    f"model.head.num_labels is {labels}; set it to {len(classes)}, or name the classes in "
-                    "objective.classes"
+                    f"the examples have {len(label_names)} classes ({named}), but model.head.num_labels is {labels}; "
+                    f"set it to {len(label_names)}, or name the classes in objective.label_names"
                 )
             by_token = isinstance(objective, objectives.TokenClassificationConfig)
-            return data.TokenLabelling(labels) if by_token else data.Classification(labels)
+            return (data.TokenClassification if by_token else data.Classification)(labels)
         case objectives.RegressionConfig():
             return data.Regression(config.model.head.num_outputs)  # type: ignore[union-attr]
         case objectives.QuestionAnsweringConfig():
@@ -262,10 +268,8 @@ def _masked(objective: objectives.MaskedLMConfig, tokenizer: Tokenizer) -> data.
         mask_id=tokenizer.mask_id,
         vocab_size=tokenizer.vocab_size,
         special_ids=tuple(tokenizer.special_ids.values()),
-        share=objective.mlm_probability,
-        keep=objective.keep_original_prob,
-        random=objective.random_replace_prob,
         word_starts=tokenizer.word_starts if objective.whole_word_mask else None,
+        **_arguments(objective),
     )
 
 
@@ -278,33 +282,23 @@ def _corrupted(config: TrainConfig, objective: objectives.SpanCorruptionConfig, 
         )
     if tokenizer.eos_id is None or tokenizer.bos_id is None:
         raise ConfigError("objective 'span_corruption' needs begin and end tokens, which the tokenizer lacks")
-    return data.SpanCorruption(
-        have[:need],
-        tokenizer.eos_id,
-        tokenizer.bos_id,
-        share=objective.noise_density,
-        mean_span=objective.mean_noise_span_length,
-    )
+    return data.SpanCorruption(have[:need], tokenizer.eos_id, tokenizer.bos_id, **_arguments(objective))
 
 
-_TEXT_FIELDS = "prompt", "completion", "source", "target", "text", "second", "text_pair", "words", "question", "first"
-"""The fields of configs of objectives that name texts."""
-_SCHEMAS: dict[type[Config], tuple[Callable[..., RecordSchema], tuple[str, ...]]] = {
-    objectives.PrefixLMConfig: (PromptCompletionSchema, ("prompt", "completion")),
-    objectives.Seq2SeqConfig: (Seq2SeqSchema, ("source", "target")),
-    objectives.ClassificationConfig: (ClassificationSchema, ("text", "label", "text_pair", "classes")),
-    objectives.RegressionConfig: (RegressionSchema, ("text", "score", "text_pair")),
-    objectives.TokenClassificationConfig: (TokenClassificationSchema, ("words", "tags", "classes")),
-    objectives.QuestionAnsweringConfig: (QuestionAnsweringSchema, ("question", "text", "start", "end")),
-    objectives.ContrastiveConfig: (SimilarityPairSchema, ("first", "second")),
+_SCHEMAS: dict[type[Config], type[RecordSchema]] = {
+    objectives.PrefixLMConfig: PromptCompletionSchema,
+    objectives.Seq2SeqConfig: Seq2SeqSchema,
+    objectives.ClassificationConfig: ClassificationSchema,
+    objectives.RegressionConfig: RegressionSchema,
+    objectives.TokenClassificationConfig: TokenClassificationSchema,
+    objectives.QuestionAnsweringConfig: QuestionAnsweringSchema,
+    objectives.ContrastiveConfig: SimilarityPairSchema,
 }
-"""The schema of the records of an objective, and the fields of its config that are the arguments."""
 
 
-def schema_of(objective: objectives.AnyObjective, classes: tuple[str, ...] = ()) -> RecordSchema:
-    """The schema of an objective's records; ``classes`` are used where the config names none."""
-    schema, names = _SCHEMAS[type(objective)]
-    values = [getattr(objective, name) for name in names]
-    return schema(
-        *(value or classes if name == "classes" else value for name, value in zip(names, values, strict=True))
-    )
+def schema_of(objective: objectives.AnyObjective, label_names: tuple[str, ...] = ()) -> RecordSchema:
+    """The schema of an objective's records; ``label_names`` are used where the config names none."""
+    arguments = _arguments(objective)
+    if not arguments.get("label_names", True):
+        arguments["label_names"] = label_names
+    return _SCHEMAS[type(objective)](**arguments)

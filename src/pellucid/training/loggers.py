@@ -28,7 +28,7 @@ from pellucid.training.results import (
     Validated,
     Validation,
     Warned,
-    read_back,
+    parse_validation,
 )
 
 _SECONDS_BETWEEN_LINES = 10.0
@@ -107,7 +107,7 @@ class MetricsLog:
         found = None
         for line in self.records():
             if line["kind"] == "validation" and line["step"] == step and line.get("final") is True:
-                found = read_back(line) or found
+                found = parse_validation(line) or found
         return found
 
 

@@ -262,7 +262,7 @@ class Trainer:
                 components.tokenizer,
                 state,
                 components.optimizers,
-                components.classes,
+                components.label_names,
                 prove=prove,
             )
             if state.best_step == state.step:

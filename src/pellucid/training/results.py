@@ -68,7 +68,7 @@ class Validation(NamedTuple):
         return {"item": self.item, "metrics": metrics, "baseline": self.baseline}
 
 
-def read_back(line: dict[str, Any]) -> Validation | None:
+def parse_validation(line: dict[str, Any]) -> Validation | None:
     """The evaluation in a line of the log; None where the line does not hold one."""
     nats, counts = line.get("nats"), [line.get(name) for name in ("tokens", "bytes", "documents")]
     if type(nats) is not float or not all(type(count) is int and count >= 0 for count in counts):

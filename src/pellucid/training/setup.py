@@ -51,7 +51,7 @@ class RunComponents:
     """The held-out documents of evaluations during the run, where these are in bits per byte."""
     evaluator: Evaluator | None
     """The evaluation of every other objective than causal LM."""
-    classes: tuple[str, ...]
+    label_names: tuple[str, ...]
     """The names of the classes, in order, of a classification."""
     tokenizer: Tokenizer
     loader: Loader
@@ -94,7 +94,7 @@ def prepare(config: TrainConfig, run: RunFolder, last: Path | None, warn: Callab
         "tokenizer": tokenizer.digest(),
     }
     return RunComponents(
-        heldout, sample, evaluator, datasets.classes, tokenizer, loader, model, optimizers, trainer_state, facts
+        heldout, sample, evaluator, datasets.label_names, tokenizer, loader, model, optimizers, trainer_state, facts
     )
 
 
