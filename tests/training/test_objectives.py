@@ -240,7 +240,7 @@ def test_what_a_classifier_leaves(tmp_path: Path) -> None:
     assert "bits/byte" not in str(result)
     summary = read_run(tmp_path / "run")
     assert (summary.state, summary.measure, summary.final) == ("finished", "loss", result.validation.loss)
-    best = min(e.loss for e in events if isinstance(e, Validated) and not e.final)
+    best = min(e.result.loss for e in events if isinstance(e, Validated) and not e.final)
     assert summary.best == best
 
 
