@@ -29,7 +29,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pellucid.errors import CheckpointError
+from pellucid.errors import ArgumentError, CheckpointError
 from pellucid.messages import printable, repr_short
 
 STEP = re.compile(r"step-[0-9]{8,12}\Z")
@@ -262,13 +262,13 @@ def folder_path(path: object) -> Path:
     """``path`` as a Path that the system can be asked about; anything that cannot name a folder is refused."""
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else path
     if not isinstance(text, str):
-        raise CheckpointError(f"a checkpoint folder is a text or a Path, not {repr_short(path, 60)}; give its name")
+        raise ArgumentError(f"a checkpoint folder is a text or a Path, not {repr_short(path)}; give its name")
     if not text:
-        raise CheckpointError("the name of the checkpoint folder is empty; '.' is the current folder")
+        raise ArgumentError("the name of the checkpoint folder is empty; '.' is the current folder")
     odd = next((c for c in text if c == "\0" or "\ud800" <= c <= "\udfff"), None)
     if odd is not None:
         kind = "a NUL character" if odd == "\0" else f"the lone surrogate {printable(odd)}"
-        raise CheckpointError(f"{printable(text)[:200]!r} cannot name a folder: it holds {kind}; remove it")
+        raise ArgumentError(f"{printable(text)[:200]!r} cannot name a folder: it holds {kind}; remove it")
     return Path(text)
 
 
