@@ -71,7 +71,7 @@ FIRST = {
     "WindowWiderByOneKernel": Location(0, 3),
     "PackedByOneKernel": Location(0, 3),
     "CausalOnlyBesidePadding": Location(0, 0, 1),
-    "CausalOnlyWithoutPadding": Location(0, 0),  # no pad moves it: another real token does
+    "CausalOnlyWithoutPadding": Location(0, 0, 1),  # a later token moves it, not a pad
     "AddsWhereItShouldSelect": Location(0, 0, 3),
     "ConvolvesOverPads": Location(0, 2, 1),  # the pad just before the first token
     "ScaledByBatch": Location(1, 0, 0, 0),

@@ -275,7 +275,7 @@ def test_an_audit_cleans_up_after_its_target(make):
     ("make", "case", "message"),
     [
         (broken_models.KeepsTheLast, "logits", "last keeps something of the last request"),
-        (broken_models.GrowsAList, "logits", "len(statistics['means']) changes with every request"),
+        (broken_models.GrowsAList, "logits", "every request changes len(statistics['means'])"),
         (broken_models.AddsHooks, "logits", "every answer adds a hook to head_forward_hooks"),
         (broken_models.WakesUp, "logits", "answering changes training of drop"),
         (broken_models.ReusesItsAnswer, "returned answer", "both are one tensor"),

@@ -88,8 +88,10 @@ def test_a_target_that_ignores_its_input_proves_nothing():
     model = nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 9))
     nn.init.zeros_(model[1].weight)
     report = audit(model, checks=["future"])
-    assert report.verdicts == {"future": "fragile"}
+    assert report.verdicts == {"future": "error"}
+    assert not report.passed
     assert "ignores its input" in report.findings[1].message
+    assert report.findings[-1].case.startswith("with 1.weight no longer 0")
 
 
 def test_a_target_that_sees_less_than_it_declares_is_fragile():

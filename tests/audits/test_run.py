@@ -71,7 +71,10 @@ def test_a_result_of_the_wrong_shape_is_explained():
         (lambda: audit(TinyDecoder(), length=1), "length is 1"),
         (lambda: audit(probe=TinyDecoder()), "TinyDecoder is no probe: it lacks name, vocab_size, rules"),
         (lambda: audit(TinyDecoder(vocab_size=1)), "the vocabulary has 1 tokens"),
-        (lambda: audit(lambda tokens: "text"), "the vocabulary's size cannot be read off <lambda>"),
+        (
+            lambda: audit(lambda tokens: "text"),
+            "<lambda> cannot be called with token ids [1, 2]: it raised ShapeError: <lambda> returned str",
+        ),
     ],
 )
 def test_bad_requests_get_one_line(ask, message):
@@ -121,11 +124,35 @@ def test_frozen_weights_are_no_obstacle():
     assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_a_target_that_answers_differently_each_time_is_not_compared():
+def test_a_target_that_draws_random_numbers_is_compared_in_one_shape_under_one_seed():
     report = audit(broken_models.DropsOutInEval())
-    assert report.verdicts["trace"] == "leak"
-    assert {report.verdicts[name] for name, check in CHECKS.items() if check.steady} == {"not_applicable"}
-    assert "see determinism" in report.of("padding")[0].message
+    assert report.verdicts["trace"] == report.verdicts["determinism"] == report.verdicts["dropout"] == "leak"
+    steady = {report.verdicts[name] for name, check in CHECKS.items() if check.steady}
+    assert steady == {"pass", "not_applicable"}
+    assert report.verdicts["future"] == "pass"
+    assert "draws random numbers" in report.of("padding")[0].message
+
+
+def test_a_random_target_that_leaks_is_caught():
+    class Leaks(broken_models.SeesOneAhead):
+        def final_hidden(self, x_BTD, queries):
+            return x_BTD + 0.1 * torch.randn(1, 1, x_BTD.shape[-1]).to(x_BTD)
+
+    report = audit(Leaks(), checks=["future", "determinism"])
+    assert report.verdicts == {"future": "leak", "determinism": "leak"}
+
+
+def test_a_target_that_counts_its_calls_is_not_compared():
+    class Counts(TinyDecoder):
+        calls = 0
+
+        def final_hidden(self, x_BTD, queries):
+            self.calls += 1
+            return x_BTD + self.calls * torch.linspace(0, 1, x_BTD.shape[-1]).to(x_BTD)
+
+    report = audit(Counts(), checks=["future"])
+    assert report.verdicts == {"future": "not_applicable"}
+    assert "see determinism" in report.of("future")[0].message
 
 
 def test_what_a_cache_refuses_is_not_applicable_and_the_rest_goes_on():

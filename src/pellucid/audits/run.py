@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
+import torch
 from torch import nn
 
 from pellucid.audits.checks import CHECKS
 from pellucid.audits.checks.check import Check
+from pellucid.audits.engine.compare import is_refusal
 from pellucid.audits.engine.context import AuditContext
 from pellucid.audits.engine.influence import InfluenceMatrix
 from pellucid.audits.engine.state import preserve_state, shallow_weight_copy
@@ -25,10 +28,11 @@ from pellucid.audits.probes.tokens_probe import TokensProbe
 from pellucid.audits.probes.torch_layers_probe import TorchLayersProbe, is_torch_layer
 from pellucid.audits.report import AuditReport
 from pellucid.errors import ArgumentError, one_line
-from pellucid.messages import did_you_mean
+from pellucid.messages import did_you_mean, join_some
 from pellucid.probe import Probe
 from pellucid.records import Finding, Flow, TokenView
 
+_OF_FLOW = ("future", "window", "prefix", "padding", "packing", "batch", "cross")  # checks that look for paths
 _REQUIRED = ("name", "vocab_size", "rules", "module", "max_length", "capabilities", "logits", "with_module")
 
 
@@ -79,7 +83,9 @@ def audit(
     _refuse_incomplete(probe)
     findings: list[Finding] = []
     not_run: list[str] = []
-    with preserve_state(probe.module):
+    with ExitStack() as stack:
+        for module in [probe.module, *_closed_over(target)]:
+            stack.enter_context(preserve_state(module))
         context = AuditContext(probe, length=length, seed=seed, budget=budget)
         context.untouched = untouched
         for check in chosen:
@@ -91,12 +97,19 @@ def audit(
                 findings.append(Finding(check.name, "not_applicable", message))
             else:
                 findings += _findings(check, context)
-                if check.name == "future":
-                    findings += _findings_when_restricted(check, context)
+                findings += _findings_on_variants(check, context)
         flows, views = _pictures(context)
     seconds = time.perf_counter() - start
     called = _how_it_was_called(probe)
     return AuditReport(probe.name, tuple(findings), seconds, context.taken, flows, views, tuple(not_run), called)
+
+
+def _closed_over(target: object) -> list[nn.Module]:
+    """Modules that a function calls: in train mode they would drop and draw while they are audited."""
+    if not inspect.isfunction(target):
+        return []
+    found = inspect.getclosurevars(target)
+    return [value for value in {**found.globals, **found.nonlocals}.values() if isinstance(value, nn.Module)]
 
 
 def probe_for(target: object) -> Probe:
@@ -168,26 +181,74 @@ def _findings(check: Check, context: AuditContext) -> list[Finding]:
             return [Finding(check.name, "not_applicable", reason)]
         if context.not_finite:
             return [Finding(check.name, "error", f"{context.not_finite}, so nothing can be shown")]
-        if check.steady and context.unsteady:
+        if check.steady and context.unsteady and not context.steady_when_seeded:
             message = f"two equal calls differ by {context.unsteady:.1e}, so nothing can be compared (see determinism)"
             return [Finding(check.name, "not_applicable", message)]
+        context.use_seed(check.steady and bool(context.unsteady))
         for finding in check.run(context):
             found.append(finding)
     except (Exception, SystemExit) as error:  # noqa: BLE001 (the target is anybody's code)
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}"
-        found.append(Finding(check.name, "error", f"{type(error).__name__}: {one_line(error)} ({place})"))
+        if isinstance(error, Exception) and is_refusal(error) and context.step > 1:
+            taken = f"multiples of {context.step}" if context.step < context.length else str(context.length)
+            message = f"the target takes rows of {taken} tokens, and refuses another: {one_line(error)}"
+            found.append(Finding(check.name, "not_applicable", message))
+        else:
+            found.append(Finding(check.name, "error", _raised(error)))
     return [replace(each, check=check.name) for each in found]
 
 
-def _findings_when_restricted(check: Check, context: AuditContext) -> list[Finding]:
-    """The same check on a target that takes a mask which its rules do not declare: with one, it has to obey it."""
-    restricted: dict[str, Probe] = getattr(context.probe, "restricted", dict)()
+def _raised(error: BaseException) -> str:
+    """An error with its place; one of the audit's own is not reported as the target's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours, library = Path(__file__).parent, Path(torch.__file__).parent
+    places = [Path(frame.filename) for frame in frames]
+    called = any(
+        place.name == "target_run.py" or place.parent.name == "probes"
+        or not (place.is_relative_to(ours) or place.is_relative_to(library))
+        for place in places
+    )  # fmt: skip
+    place = f"{places[-1].name}:{frames[-1].lineno} in {frames[-1].name}"
+    message = f"{type(error).__name__}: {one_line(error)} ({place})"
+    return message if called else f"the audit itself failed, which says nothing about the target: {message}"
+
+
+def _findings_on_variants(check: Check, context: AuditContext) -> list[Finding]:
+    """The same check on variants of the target, each under its name.
+
+    A target that takes a mask which its rules do not declare has to obey it. Weights that are exactly 0, as output
+    projections and gates are at first, hide the paths behind them, so a copy in which they are small is tested too.
+    """
+    variants: dict[str, Probe] = getattr(context.probe, "restricted", dict)() if check.name == "future" else {}
+    if check.name in _OF_FLOW:
+        variants |= context.once("woken", lambda: _with_zeros_woken(context.probe))
     found: list[Finding] = []
-    for case, probe in restricted.items():
+    for case, probe in variants.items():
         findings = _findings(check, AuditContext(probe, length=context.wanted_length, budget=context.budget))
         found += [replace(each, case=f"{case}, {each.case}".removesuffix(", ")) for each in findings]
     return found
+
+
+def _with_zeros_woken(probe: Probe) -> dict[str, Probe]:
+    """A copy in which weights that are 0 throughout are small random numbers; none where there are no such weights."""
+    module = probe.module
+    if module is None:
+        return {}
+    zeros = [
+        name for name, weight in module.named_parameters()
+        if weight.requires_grad and weight.numel() and "bias" not in name.rpartition(".")[2] and not bool(weight.any())
+    ]  # fmt: skip
+    if not zeros:
+        return {}
+    generator = torch.Generator().manual_seed(1)
+    try:
+        copied = copy.deepcopy(module)
+        weights = dict(copied.named_parameters())
+        with torch.no_grad():
+            for name in zeros:
+                weights[name].copy_(0.02 * torch.randn(weights[name].shape, generator=generator))
+        return {f"with {join_some(zeros, 1)} no longer 0": probe.with_module(copied)}
+    except Exception:  # noqa: BLE001 (anybody's code: then there is no such copy)
+        return {}
 
 
 def _not_applicable(check: Check, context: AuditContext) -> str:

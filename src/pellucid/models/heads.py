@@ -61,7 +61,7 @@ class LanguageModelHead(nn.Linear):
             self.weight,
             _labels(batch),
             bias_V=self.bias,
-            label_indices=None if torch.compiler.is_compiling() else batch.counted,
+            label_indices=None if torch.compiler.is_compiling() else batch.label_indices,
             softcap=self.softcap,
             multiplier=self.logit_multiplier,
             label_smoothing=label_smoothing,
@@ -114,7 +114,7 @@ class TokenClassifier(nn.Linear):
             self.weight,
             _labels(batch),
             bias_V=self.bias,
-            label_indices=None if torch.compiler.is_compiling() else batch.counted,
+            label_indices=None if torch.compiler.is_compiling() else batch.label_indices,
             label_smoothing=label_smoothing,
         )
 

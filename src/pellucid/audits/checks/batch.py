@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import torch
 
 from pellucid.audits.checks.check import question
-from pellucid.audits.engine.compare import Suspects, alone, compare
+from pellucid.audits.engine.compare import compare, compare_with_alone, hidden_tokens
 from pellucid.audits.engine.context import LENGTHS, AuditContext
 from pellucid.batch import Batch
-from pellucid.records import Finding, Location
+from pellucid.records import Finding
 
 
 @question("Does a row answer the same, alone and in any company?", length=5)
@@ -21,29 +21,15 @@ def check(context: AuditContext) -> Iterator[Finding]:
     rows, side = context.rows(lengths), context.probe.sides[0]
     for case, order in ((kind, rows), (f"{kind}, other order", rows[::-1])):
         batch = Batch.from_rows(order, side=side)
-        yield compare(
-            context, case, alone(batch, order), batch,
-            good="every row answers as it does alone", wrong=_in_company, suspects=_tokens_of_others(batch),
-        )  # fmt: skip
+        good, wrong = "every row answers as it does alone", "row {row} differs from its output alone at {query}"
+        yield compare_with_alone(context, case, batch, order, good=good, wrong=wrong)
     batch = Batch.from_rows(rows, side=side)
     for row in range(3):
         own_BT = torch.zeros_like(batch.token_mask)
         own_BT[row] = True
         yield compare(
             context, f"rows other than {row} changed", batch, context.fresh(batch, ~own_BT & batch.token_mask),
-            watch=own_BT & batch.token_mask, bits=True, suspects=_tokens_of_others(batch),
+            watch=own_BT & batch.token_mask, bits=True, suspects=hidden_tokens(context, batch),
             good=f"row {row} does not move when the other rows are changed",
             wrong="row {row} moves at {query} when the other rows' tokens are changed",
         )  # fmt: skip
-
-
-def _in_company(where: Location) -> str:
-    cause = (
-        "no other row's tokens move it, so their number or length does" if where.key_row is None
-        else f"token {where.key} of row {where.key_row} moves it"
-    )  # fmt: skip
-    return f"row {where.row} differs from its output alone at {where.query}; {cause}"
-
-
-def _tokens_of_others(batch: Batch) -> Suspects:
-    return lambda row, _: [(r, slot) for r, slot in batch.token_mask.nonzero().tolist() if r != row]

@@ -16,8 +16,8 @@ Run = Callable[[AuditContext], Iterator[Finding]]
 class Check:
     """One family of questions, named like its file.
 
-    ``needs`` and ``length`` (tokens in a row) say what a target must offer to be asked at all. ``steady``: it compares
-    answers, so it says nothing about a target that answers differently each time.
+    ``needs`` and ``length`` (tokens in a row) are what a target must offer for the check to apply. ``steady``: it
+    compares answers, so it does not apply to a target that answers differently each time.
     """
 
     name: str

@@ -56,7 +56,7 @@ def check(context: AuditContext) -> Iterator[Finding]:
 
 
 def _behind_cuts(context: AuditContext, flow: InfluenceMatrix) -> Iterator[Finding]:
-    """What stands behind a cut, and whether anything does: for targets in which nobody looks ahead."""
+    """Tokens behind a cut, and whether there are any: for targets in which no token looks ahead."""
     slots, rows = len(flow.row), context.most_tokens // len(flow.row) // 2
     if not flow.changes.whole:
         yield perturb_suffixes(context, "whole tails", flow.changes, informative_cuts(slots, max(4, rows)), exact=True)
@@ -91,7 +91,7 @@ def _cached(context: AuditContext, case: str, row: list[int]) -> Finding:
     near = [] if result.where is None or result.where.key is None else [result.where.key]
     flow = measured(context, Perturbations(context, row, chunked, first=near))
     cached = assert_no_influence(context, case, flow, later(flow.may))
-    # where nobody looks ahead, nothing behind a cut may move it
+    # where no token looks ahead, nothing behind a cut may move an output
     return result if cached.status == "pass" and all(r.lookahead == 0 for r in context.probe.rules) else cached
 
 
@@ -101,7 +101,8 @@ def _reaction(context: AuditContext, flow: InfluenceMatrix) -> Finding:
     watched_TT = flow.watched & flow.direct
     reacts_TT = watched_TT & flow.moved
     if not bool(reacts_TT.any()):
-        return fragile(case, "no token moved any output: the target ignores its input, so nothing was shown")
+        message = "no token moved any output: the target ignores its input, so nothing can be shown"
+        return Finding("", "error", message, case)
     dead = [
         back for back in range(1 - length, length)  # query - key
         if bool(watched_TT.diagonal(-back).any()) and not bool(reacts_TT.diagonal(-back).any())
@@ -142,6 +143,7 @@ def no_gradient(context: AuditContext, case: str, flow: InfluenceMatrix, among_T
     return fragile(case, f"{message}, although changing it moved nothing", Location(0, queries[-1], key), size)
 
 
+@skip_if_unsupported
 def _shorter(context: AuditContext, case: str, changes: Perturbations) -> Finding:
     """A row that ends earlier: how many tokens follow is news from the future too."""
     row = changes.base
@@ -159,4 +161,4 @@ def _shorter(context: AuditContext, case: str, changes: Perturbations) -> Findin
         return Location(0, query), f"the output at {query} is another when the row ends after {cuts[number]} tokens"
 
     good = f"outputs are the same when the row ends after {', '.join(map(str, cuts))} tokens"
-    return decide(context, case, context.read(measure), good=good, place=place)
+    return decide(context, case, context.read(measure, shapes=True), good=good, place=place)

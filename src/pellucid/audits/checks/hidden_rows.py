@@ -126,7 +126,7 @@ def _pooled(context: AuditContext, rows: list[list[int]]) -> Iterator[Finding]:
     A class that takes the first slot for the whole can be padded on the right only, one that takes the last on the
     left only: what holds on one side is no leak on the other.
     """
-    if context.probe.module is None:
+    if context.probe.module is None or context.draws:
         return
     side = context.probe.sides[0]
     shorter, longer = (_outputs(context.native, Batch.from_rows(rows, side=side, length=n)) for n in (5, 8))

@@ -35,7 +35,7 @@ _LARGER = 8.0  # so many times larger weights make scores 64 times larger: caps 
 
 @dataclass(frozen=True)
 class _Answer:
-    """``[B, T, V]`` logits, and the gradient of every weight where it was asked for."""
+    """``[B, T, V]`` logits, and the gradient of every weight where they are compared."""
 
     logits: Tensor
     gradients: Gradients
@@ -43,7 +43,7 @@ class _Answer:
 
 @dataclass(frozen=True)
 class _Layout:
-    """A request that every implementation is asked, in one way."""
+    """A request for every implementation."""
 
     name: str
     batch: Batch

@@ -8,8 +8,7 @@ import torch
 
 from pellucid.audits.checks.check import question
 from pellucid.audits.engine.compare import compare, deviation, fragile, leak, not_applicable, skip_if_unsupported
-from pellucid.audits.engine.context import AuditContext
-from pellucid.audits.engine.influence import expected_flow
+from pellucid.audits.engine.context import AuditContext, expected_flow
 from pellucid.batch import Batch, Side
 from pellucid.records import Finding, Location
 
@@ -40,7 +39,7 @@ def _hiding(context: AuditContext, case: str, row: list[int], hidden: list[int])
     watched_BT = expected_flow(context.probe.rules, full)[:, :, hidden].any(-1) & ~hidden_BT
     watched_BT[0] = False
     if not bool(watched_BT.any()):
-        return not_applicable(case, "by the declared rules nobody sees these tokens in any case")
+        return not_applicable(case, "by the declared rules these tokens are seen by no other")
     masked = full.replace(segments=torch.where(hidden_BT, 0, full.segments))
 
     def moves(after: Batch) -> bool:

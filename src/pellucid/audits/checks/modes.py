@@ -39,7 +39,7 @@ def check(context: AuditContext) -> Iterator[Finding]:
     full = Batch.from_rows([context.tokens(5) for _ in range(3)])
     try:
         _graded(context.native, full)
-    except RuntimeError as error:
+    except Exception as error:  # noqa: BLE001 (the target is anybody's code)
         yield not_applicable("", f"it cannot run with gradients on: {one_line(error)}")
         return
     copies, layouts = _WithoutDropout(), [("full rows", full)]

@@ -9,13 +9,15 @@ from torch import Tensor
 
 from pellucid.audits.checks.check import question
 from pellucid.audits.engine.compare import (
-    Suspects,
+    DRAWS,
     alone,
     caused,
     compare,
+    compare_with_alone,
     decide,
     deviation,
     documents,
+    hidden_tokens,
     leak,
     not_applicable,
     passed,
@@ -53,26 +55,12 @@ def check(context: AuditContext) -> Iterator[Finding]:
 
 
 def _against_alone(context: AuditContext, case: str, docs: list[list[int]], batch: Batch) -> Finding:
-    def wrong(where: Location) -> str:
-        cause = (
-            "no other document's tokens move it, so its position in the row does" if where.key is None
-            else f"token {where.key} of document {int(batch.segments[where.row, where.key])} moves it"
-        )  # fmt: skip
-        return f"document {_document(batch, where)} differs from its output alone at slot {where.query}; {cause}"
-
-    good = "each document answers as it does alone"
-    return compare(context, case, alone(batch, docs), batch, good=good, wrong=wrong, suspects=_others(batch))
+    good, wrong = "each document answers as it does alone", "row {row}, slot {query} differs from its document alone"
+    return compare_with_alone(context, case, batch, docs, good=good, wrong=wrong)
 
 
 def _document(batch: Batch, where: Location) -> int:
     return int(batch.segments[where.row, where.query])
-
-
-def _others(batch: Batch) -> Suspects:
-    """The slots of the row that do not belong to the query's document."""
-    return lambda row, query: [
-        (row, slot) for slot in (batch.segments[row] != batch.segments[row, query]).nonzero()[:, 0].tolist()
-    ]
 
 
 def _in_mode(context: AuditContext, mode: str, docs: list[list[int]], batch: Batch) -> Finding:
@@ -84,7 +72,7 @@ def _in_mode(context: AuditContext, mode: str, docs: list[list[int]], batch: Bat
 
     def place(run: TargetRun, index: tuple[int, ...]) -> tuple[Location, str]:
         with run.probe.call_mode(mode):
-            return caused(context, batch, _others(batch), wrong)(run, index)
+            return caused(context, batch, hidden_tokens(context, batch), wrong)(run, index)
 
     def wrong(where: Location) -> str:
         own = _document(batch, where)
@@ -129,6 +117,8 @@ def _gradients(context: AuditContext, case: str, docs: list[list[int]], packed: 
     """The loss and every parameter's gradient are sums over the documents."""
     run = context.loss_run if context.can("loss") else context.runs[-1]
     named = weights_of(run)
+    if context.draws:
+        return not_applicable(case, DRAWS)
     if not named:
         return not_applicable(case, "the target has no parameters that take gradients")
     total, grads = _objective(context, run, [packed], named)

@@ -12,8 +12,8 @@ from torch import Tensor
 from pellucid.audits.checks.check import question
 from pellucid.audits.engine.compare import (
     Suspects,
-    alone,
     compare,
+    compare_with_alone,
     decide,
     deviation,
     fragile,
@@ -74,15 +74,8 @@ def check(context: AuditContext) -> Iterator[Finding]:
 
 
 def _against_alone(context: AuditContext, case: str, rows: list[list[int]], batch: Batch) -> Finding:
-    def wrong(where: Location) -> str:
-        cause = (
-            "no pad's content moves it, so its position or the number of slots does" if where.key is None
-            else f"token id of the pad in slot {where.key} moves it"
-        )  # fmt: skip
-        return f"the token in slot {where.query} differs from its output alone; {cause}"
-
-    good = "real tokens answer as they do alone"
-    return compare(context, case, alone(batch, rows), batch, good=good, wrong=wrong, suspects=_pads(batch))
+    good, wrong = "real tokens answer as they do alone", "the token in slot {query} differs from its output alone"
+    return compare_with_alone(context, case, batch, rows, good=good, wrong=wrong)
 
 
 def _pads(batch: Batch) -> Suspects:
@@ -92,7 +85,7 @@ def _pads(batch: Batch) -> Suspects:
 
 
 def _shifting(context: AuditContext, case: str, rows: list[list[int]]) -> Finding:
-    """Padding on the left of a target that counts slots and takes no positions: nobody can make it right."""
+    """Padding on the left of a target that counts slots and takes no positions, which no caller can correct."""
     allowed = context.probe.shift_allowed
     found = _against_alone(context, case, rows, Batch.from_rows(rows, side="left", length=5))
     if found.status == "pass":
@@ -148,11 +141,9 @@ def _not_finite(context: AuditContext, case: str, batch: Batch) -> Finding:
             return fragile(case, message, Location(row, query), float(sizes_BT.max()))
         if not named:
             continue
-        spoilt = first_not_finite(gradients_of(logits[real_BT.to(logits.device)].sum(), named))
-        if spoilt:
-            return fragile(
-                case, f"with {value} in pads the gradient of {spoilt} is not finite, although no output moves"
-            )
+        bad = first_not_finite(gradients_of(logits[real_BT.to(logits.device)].sum(), named))
+        if bad:
+            return fragile(case, f"with {value} in pads the gradient of {bad} is not finite, although no output moves")
     return passed(case, "NaN and infinity in pads move nothing, and gradients stay finite", 0.0)
 
 

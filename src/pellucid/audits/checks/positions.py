@@ -116,7 +116,7 @@ def _restarts(
 
 @skip_if_unsupported
 def _cached(context: AuditContext, case: str) -> Finding:
-    """Rows of other lengths continue where each of them stopped, not where the longest did."""
+    """Rows of different lengths continue where each of them stopped, not where the longest did."""
     rows = context.rows((8, 6, 4) if context.length >= 8 else (5, 3, 2))
     batch = Batch.from_rows(rows, side="left")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import fields
@@ -14,7 +15,7 @@ from pellucid.audits.checks.check import question
 from pellucid.audits.engine.argument_mutation import other_calls, watched
 from pellucid.audits.engine.attributes import snapshot_attributes
 from pellucid.audits.engine.compare import fragile, leak, not_applicable, passed, skip_if_unsupported
-from pellucid.audits.engine.context import AuditContext
+from pellucid.audits.engine.context import LENGTHS, AuditContext
 from pellucid.audits.engine.state import (
     Snapshot,
     preserve_state,
@@ -24,9 +25,10 @@ from pellucid.audits.engine.state import (
     same_tensor,
     switches,
 )
-from pellucid.audits.engine.target_run import deep_copy, max_abs_diff
+from pellucid.audits.engine.target_run import deep_copy, max_abs_diff, module_of
 from pellucid.batch import Batch
-from pellucid.errors import one_line
+from pellucid.errors import UnsupportedError, one_line
+from pellucid.messages import join_some
 from pellucid.records import Finding, Location
 
 Ask = Callable[[Batch], Any]
@@ -35,8 +37,9 @@ Ask = Callable[[Batch], Any]
 @question("Does answering leave everything as it was?", length=5, steady=False)
 def check(context: AuditContext) -> Iterator[Finding]:
     """Look at everything before and after, for every way in that the target has."""
-    rows = context.rows() if context.can("padding") else context.rows((5, 5, 5))
-    batch = Batch.from_rows(rows, side=context.probe.sides[0])
+    lengths = LENGTHS if context.can("padding") else (5, 5, 5)
+    edges = itertools.cycle([*context.edges[:4], *context.edges[::-1]])  # ids that code may treat in a way of its own
+    batch = Batch.from_rows([[next(edges) for _ in range(n)] for n in lengths], side=context.probe.sides[0])
     other, probe = context.fresh(batch), context.probe
     if probe.module is not None:
         yield _first_request_decides(context, "first request")
@@ -51,6 +54,8 @@ def check(context: AuditContext) -> Iterator[Finding]:
         yield from list(_traces(context, case, ask, *given)) or [passed(case, good)]
     if probe.module is not None:
         yield _other_arguments(context, "other arguments", batch)
+        yield _train_mode(context, "train mode", batch)
+        yield from _state_dict(context, "state dict")
     yield _with_gradients(context, "with gradients", batch)
     yield _own_answer(context, "returned answer", batch, other)
 
@@ -104,20 +109,16 @@ def _of_module(case: str, before: Snapshot, moments: list[Snapshot]) -> Iterator
     for flag in ("training", "requires_grad"):
         names = before.diff(first, flag)
         if names:
-            yield leak(case, f"answering changes {flag} of {names[0] or 'the module itself'}{_and_more(names)}")
+            yield leak(case, f"answering changes {flag} of {join_some([n or 'the module itself' for n in names], 1)}")
     more = first.diff(third, "hooks")
     if more:
         yield leak(case, f"every answer adds a hook to {more[0]}")
     growing = first.diff(third, "attributes")
     if growing:
-        yield fragile(case, f"{growing[0]} changes with every request{_and_more(growing)}: it counts, grows or draws")
+        yield fragile(case, f"every request changes {join_some(growing, 1)}: it counts, grows or draws")
     memory = [name for name in first.diff(second, "attributes") if name not in set(growing)]
     if memory:
-        yield fragile(case, f"{memory[0]} keeps something of the last request{_and_more(memory)}")
-
-
-def _and_more(names: list[str]) -> str:
-    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+        yield fragile(case, f"{join_some(memory, 1)} keeps something of the last request")
 
 
 def _drawn(context: AuditContext, case: str, batch: Batch, names: list[str]) -> Finding:
@@ -147,8 +148,7 @@ def _writes(case: str, before: Batch, after: Batch) -> Iterator[Finding]:
 
 def _written_into(case: str, names: Iterable[str]) -> Finding:
     """Into what the probe makes of a request: a mask, labels, position ids."""
-    listed = list(names)
-    return leak(case, f"answering writes into the caller's {listed[0]}{_and_more(listed)}")
+    return leak(case, f"answering writes into the caller's {join_some(list(names), 1)}")
 
 
 def _other_arguments(context: AuditContext, case: str, batch: Batch) -> Finding:
@@ -188,8 +188,38 @@ def _first_request_decides(context: AuditContext, case: str) -> Finding:
         return leak(case, f"{buffers[0]} holds something of the first request, for all that come after it")
     names = seen[0].diff(seen[1], "attributes")
     if names:
-        return fragile(case, f"{names[0]} keeps something of the first request{_and_more(names)}")
+        return fragile(case, f"{join_some(names, 1)} keeps something of the first request")
     return passed(case, "what is built by the first request depends on its shape only")
+
+
+@skip_if_unsupported
+def _train_mode(context: AuditContext, case: str, batch: Batch) -> Finding:
+    """On a copy: what is in train mode stays in it."""
+    copied = deep_copy(context.native)
+    module = module_of(copied)
+    with preserve_state(module, weights=False):
+        module.train()
+        before = Snapshot(module, weights=False)
+        try:
+            copied.differentiable(batch)
+        except Exception as error:
+            raise UnsupportedError(f"in train mode it raises {type(error).__name__}: {one_line(error)}") from error
+        woken = before.diff(Snapshot(module, weights=False), "training")
+    if woken:
+        parts = join_some([name or "the module itself" for name in woken], 1)
+        return leak(case, f"in train mode a request switches {parts} to eval mode, and training continues without it")
+    return passed(case, "what is in train mode stays in it")
+
+
+def _state_dict(context: AuditContext, case: str) -> Iterator[Finding]:
+    """What a checkpoint would hold now, against what the target had before its first call."""
+    module, untouched = context.probe.module, context.untouched
+    if module is None or untouched is None:
+        return
+    names = [name for name in module.state_dict() if name not in untouched.state_dict()]
+    if names:
+        message = f"the first request adds {join_some(names, 1)} to the state dict, which then fits no fresh copy"
+        yield fragile(case, message)
 
 
 def _with_gradients(context: AuditContext, case: str, batch: Batch) -> Finding:
@@ -205,7 +235,7 @@ def _with_gradients(context: AuditContext, case: str, batch: Batch) -> Finding:
     finally:
         before.restore()
     if left:
-        message = f"answering leaves a gradient on {left[0]}{_and_more(left)}: the next step would take it along"
+        message = f"answering leaves a gradient on {join_some(left, 1)}: the next step would take it along"
         return leak(case, message)
     if switched:
         return leak(case, f"answering changes {switched[0]} for everyone")

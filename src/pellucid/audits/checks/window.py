@@ -9,8 +9,8 @@ from torch import Tensor
 from pellucid.audits.checks.check import question
 from pellucid.audits.checks.future import no_gradient
 from pellucid.audits.engine.compare import not_applicable
-from pellucid.audits.engine.context import AuditContext
-from pellucid.audits.engine.influence import assert_no_influence, earlier, expected_flow, flow_of, measured
+from pellucid.audits.engine.context import AuditContext, expected_flow
+from pellucid.audits.engine.influence import assert_no_influence, earlier, flow_of, measured
 from pellucid.audits.engine.layer_isolation import IsolatedLayers, assert_isolated, isolated_layers
 from pellucid.audits.engine.layers import decoder_stack, first_broken_layer
 from pellucid.audits.engine.perturbation import Perturbations
@@ -72,7 +72,7 @@ def _edge(context: AuditContext, reach: Reach) -> Finding:
     stack = decoder_stack(context)
     if not stack.names:
         if len(context.probe.rules) > 1:
-            message = "the layers cannot be told apart from outside, so their own edges are not tested"
+            message = "the layers cannot be distinguished from outside, so their own edges are not tested"
             return not_applicable(case, message)
         return _whole(
             context, case, Perturbations(context, context.tokens(length), TargetRun.logits, most=8, first=keys), back

@@ -57,7 +57,7 @@ def snapshot_attributes(module: nn.Module | None) -> Leaves:
 
 
 def _globals(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """What is held in the files that define the module's own classes, and by other classes of these files."""
+    """Values in the files that define the module's own classes, and by other classes of these files."""
     for name in dict.fromkeys(type(part).__module__ for part in module.modules()):
         if name.partition(".")[0] in _FOREIGN or name not in sys.modules:
             continue

@@ -105,7 +105,7 @@ def encoder_output_changed(run: TargetRun) -> Iterator[None]:
             changed_BSD[slot, slot] = changed_BSD[slot, slot].flip(-1) + 1.0
         return _with_first(output, changed_BSD)
 
-    handle = run.probe.module.get_submodule(run.probe.memory_name).register_forward_hook(change)
+    handle = dict(run.probe.module.named_modules())[run.probe.memory_name].register_forward_hook(change)
     try:
         yield
     finally:
@@ -123,12 +123,12 @@ def output_of(run: TargetRun, name: str, batch: Batch) -> Tensor | None:
     return given[-1] if given else None
 
 
-def outputs_of(run: TargetRun, name: str, batch: Batch, kept: Callable[[Any], Kept]) -> list[Kept]:
-    """What is ``kept`` of each output of the submodule ``name`` (empty: of the whole) in a run."""
+def outputs_of(run: TargetRun, name: str, batch: Batch, keep: Callable[[Any], Kept]) -> list[Kept]:
+    """What ``keep`` returns for each output of the submodule ``name`` (empty: of the whole) in a run."""
     assert run.probe.module is not None
     given: list[Kept] = []
-    part = run.probe.module.get_submodule(name)
-    handle = part.register_forward_hook(lambda _module, _args, output: given.append(kept(output)))
+    part = dict(run.probe.module.named_modules())[name]
+    handle = part.register_forward_hook(lambda _module, _args, output: given.append(keep(output)))
     try:
         run.logits(batch)
     finally:

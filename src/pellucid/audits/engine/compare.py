@@ -9,27 +9,32 @@ from __future__ import annotations
 import functools
 import math
 import re
+import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Concatenate, ParamSpec, cast
+from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from pellucid.audits.engine.context import AuditContext
+from pellucid.audits.engine.context import AuditContext, expected_flow
 from pellucid.audits.engine.target_run import Deviation, TargetRun, logit_scale, max_abs_diff
 from pellucid.batch import Batch
 from pellucid.errors import UnsupportedError, one_line
 from pellucid.records import Finding, Location, Status
 
 _CLEAR = 10.0  # so many times the rounding it must be where no float64 copy decides
+_TORCH = Path(torch.__file__).parent
 _GROSS = 50.0  # so many times the rounding of its dtype is a change that no rounding explains
 
+_T = TypeVar("_T")
+DRAWS = "the target draws random numbers, so only requests of one shape can be compared"
 Index = tuple[int, ...]
 Change = tuple[int, int]
 """Row and slot of a token to change."""
 Answer = Batch | Tensor | Callable[[TargetRun], Tensor]
-"""A request, its outputs ``[B, T, V]``, or how a run is asked for them."""
+"""A request, its outputs ``[B, T, V]``, or how a run computes them."""
 Suspects = Callable[[int, int], Iterable[Change]]
 """Tokens that may be what moved an output, by its row and query."""
 Place = Callable[[TargetRun, Index], tuple[Location, str]]
@@ -82,12 +87,52 @@ def compare(
     request = got if isinstance(got, Batch) else want if isinstance(want, Batch) else None
     if watch is None and request is not None:
         watch = request.token_mask
-    readings = context.read(lambda run: deviation(run, want, got, watch))
+    readings = context.read(lambda run: deviation(run, want, got, watch), shapes=not bits)
     if suspects is None:
         return decide(context, case, readings, good=good, place=at(wrong), bits=bits)
     base = want if isinstance(want, Batch) else request
     assert base is not None
     return decide(context, case, readings, good=good, place=caused(context, base, suspects, wrong), bits=bits)
+
+
+def compare_with_alone(
+    context: AuditContext, case: str, batch: Batch, rows: Iterable[list[int]], *, good: str, wrong: str
+) -> Finding:
+    """Whether each document of a batch (``rows``: their tokens) has the outputs that it has by itself."""
+
+    def described(where: Location) -> str:
+        return f"{wrong.format(row=where.row, query=where.query)}; {_cause(batch, where)}"
+
+    suspects = hidden_tokens(context, batch)
+    return compare(context, case, alone(batch, rows), batch, good=good, wrong=described, suspects=suspects)
+
+
+def hidden_tokens(context: AuditContext, batch: Batch) -> Suspects:
+    """Whatever must not move an output: its row's padding, what rules hide, other documents, then the other rows."""
+    may_BTT = expected_flow(context.probe.rules, batch)
+
+    def suspects(row: int, query: int) -> list[Change]:
+        hidden = (~may_BTT[row, query]).nonzero()[:, 0].tolist()
+        hidden.sort(key=lambda slot: (bool(batch.segments[row, slot]), slot))
+        others = [(r, slot) for r in range(batch.shape[0]) if r != row for slot in range(batch.shape[1])]
+        return [*((row, slot) for slot in hidden), *others]
+
+    return suspects
+
+
+def _cause(batch: Batch, where: Location) -> str:
+    """What the key of a location is."""
+    if where.key is None:
+        return "no hidden token moves it, so its position, or the number of slots or rows, does"
+    segment = int(batch.segments[where.row if where.key_row is None else where.key_row, where.key])
+    what = f"token {where.key}" if segment else f"the pad in slot {where.key}"
+    if where.key_row is not None:
+        what += f" of row {where.key_row}"
+    elif where.query is not None and segment and segment != int(batch.segments[where.row, where.query]):
+        what += f" of document {segment}"
+    elif segment:
+        what += " of its own document, which its rule hides,"
+    return f"{what} moves it"
 
 
 def deviation(run: TargetRun, want: Answer, got: Answer, watch_BT: Tensor | None = None) -> Deviation:
@@ -137,7 +182,7 @@ def caused(context: AuditContext, batch: Batch, suspects: Suspects, wrong: str |
 
     def place(run: TargetRun, index: Index) -> tuple[Location, str]:
         row, query = index
-        found = find_cause(context, run, batch, row, query, suspects(row, query))
+        found = unless_it_raises(lambda: find_cause(context, run, batch, row, query, suspects(row, query)), None)
         if found is None:
             return _described(Location(row, query), wrong)
         return _described(Location(row, query, found[1], None if found[0] == row else found[0]), wrong)
@@ -160,6 +205,14 @@ def find_cause(
         if float(max_abs_diff(before[row, query], run.logits(after)[row, query])) > limit:
             return suspect
     return None
+
+
+def unless_it_raises(explain: Callable[[], _T], default: _T) -> _T:
+    """An explanation; ``default`` where it raises, for a verdict that is reached does not depend on its explanation."""
+    try:
+        return explain()
+    except Exception:  # noqa: BLE001 (the target is anybody's code)
+        return default
 
 
 # ----------------------------------------------------------------------------------------------- from sizes to verdicts
@@ -186,10 +239,13 @@ def decide(
     context: AuditContext, case: str, readings: list[Deviation], *, good: str, place: Place, bits: bool = False
 ) -> Finding:
     """The finding of one measurement: ``good`` is its message where it holds, ``place`` names what is wrong."""
+    if context.draws and not bits:
+        return not_applicable(case, DRAWS)
     verdict = judge(context, readings, bits=bits)
     if verdict.status == "pass":
         return passed(case, good, verdict.size, verdict.decided)
-    where, message = place(verdict.reading.run, verdict.first)
+    unplaced = Location(0), "outputs differ, but looking for the place raised an error"
+    where, message = unless_it_raises(lambda: place(verdict.reading.run, verdict.first), unplaced)
     if verdict.size == math.inf:
         message += " (it becomes NaN or infinite)"
     return Finding("", verdict.status, message, case, where, verdict.size, verdict.decided)
@@ -249,19 +305,18 @@ def _seen(readings: list[Deviation]) -> str:
 
 # ---------------------------------------------------------------------------------------- what is not supported
 
-_NO_GRADIENT = re.compile("grad|backward|derivative|inplace", re.IGNORECASE)
 _P = ParamSpec("_P")
 _Case = Callable[Concatenate[AuditContext, str, _P], Finding]
 
 
-def _skipping(case_of: _Case[_P], reason: Callable[[Exception], str | None]) -> _Case[_P]:
+def _skipping(case_of: _Case[_P], reason: Callable[[Exception], str]) -> _Case[_P]:
     @functools.wraps(case_of)
     def tried(context: AuditContext, case: str, /, *args: _P.args, **kwargs: _P.kwargs) -> Finding:
         try:
             return case_of(context, case, *args, **kwargs)
-        except (UnsupportedError, NotImplementedError, RuntimeError) as error:
+        except Exception as error:
             why = reason(error)
-            if why is None:
+            if not why:
                 raise
             return not_applicable(case, f"{why}: {one_line(error)}")
 
@@ -270,12 +325,19 @@ def _skipping(case_of: _Case[_P], reason: Callable[[Exception], str | None]) -> 
 
 def skip_if_unsupported(case_of: _Case[_P]) -> _Case[_P]:
     """A case of a check is *not applicable* where the target refuses it: a refusal is no fault."""
-    refusals = (UnsupportedError, NotImplementedError)
-    return _skipping(case_of, lambda error: "the target refuses" if isinstance(error, refusals) else None)
+    return _skipping(case_of, lambda error: "the target refuses" if is_refusal(error) else "")
 
 
 def skip_if_no_gradient(case_of: _Case[_P]) -> _Case[_P]:
     """A case of a check is *not applicable* where no gradient can be taken, as of a target that works in place."""
-    return _skipping(
-        case_of, lambda error: "no gradient can be taken" if _NO_GRADIENT.search(one_line(error)) else None
-    )
+    return _skipping(case_of, lambda error: f"no gradient can be taken: {type(error).__name__}")
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether it was raised by a ``raise`` or an ``assert`` of the target, unlike tensors whose shapes do not fit."""
+    if isinstance(error, NotImplementedError | UnsupportedError):
+        return True
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames or Path(frames[-1].filename).is_relative_to(_TORCH):
+        return False
+    return re.search(r"\b(raise|assert)\b", frames[-1].line or "") is not None

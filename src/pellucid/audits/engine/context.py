@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from pellucid.audits.engine.target_run import Deviation, TargetRun, logit_scale, max_abs_diff, rounding_noise
+from pellucid.audits.engine.target_run import Deviation, TargetRun, logit_scale, max_abs_diff, rounding_noise, run_on
 from pellucid.batch import Batch, Side
 from pellucid.errors import PellucidError, one_line
-from pellucid.probe import Capability, Probe
+from pellucid.probe import Capability, Probe, Visibility
 from pellucid.records import Status
+from pellucid.visibility import Coordinates
 
 Measure = Callable[[TargetRun], Deviation]
 Made = TypeVar("Made")
@@ -27,7 +28,37 @@ _MOST_TOKENS = 640
 _AT_ONCE = 192
 _AFFORDABLE = 8 * 10**8  # weights times tokens
 _MOST_AFFORDABLE = 2**14
+_SMALL = 1e-5  # relative to the outputs: larger is no rounding of a table in float32
 _ENDS = 4  # so many end tokens of one target are looked at
+
+
+def expected_flow(rules: Sequence[Visibility], batch: Batch) -> Tensor:
+    """``Bool[B, T, T]`` [query, key]: information may get from the key's input to the query's output.
+
+    Each layer passes on what it sees and, by the residual stream, what it holds: after two layers of
+    ``causal() & window(3)`` a query is reached by the four tokens before it. Besides its mask, the bounds
+    count that a rule states (``lookahead``, ``lookback``), so that a mask that breaks them is found out.
+    """
+    coords = Coordinates(batch.positions, batch.segments)
+    itself_BTT = torch.diag_embed(batch.token_mask)
+    flow_BTT = itself_BTT
+    for rule in rules:
+        sees_BTT = rule.mask(coords, coords)[:, 0] | itself_BTT
+        flow_BTT = (sees_BTT.float() @ flow_BTT.float()) > 0
+    return flow_BTT & _within_bounds(rules, batch.positions)
+
+
+def _within_bounds(rules: Sequence[Visibility], positions_BT: Tensor) -> Tensor:
+    """``Bool[B, T, T]``: not further ahead or back than all layers together say that they look."""
+    back_BTT = positions_BT[:, :, None] - positions_BT[:, None, :]
+    inside_BTT = torch.ones_like(back_BTT, dtype=torch.bool)
+    aheads = [rule.lookahead for rule in rules if rule.lookahead is not None]
+    if len(aheads) == len(rules):
+        inside_BTT &= back_BTT >= -sum(aheads)
+    backs = [rule.lookback[0] for rule in rules if rule.lookback[0] is not None and not rule.lookback[1]]
+    if len(backs) == len(rules):
+        inside_BTT &= back_BTT <= sum(back for back in backs if back is not None)
+    return inside_BTT
 
 
 class AuditContext:
@@ -43,7 +74,7 @@ class AuditContext:
         self.exact_reason = ""
         self._made: dict[str, object] = {}
         self.untouched: nn.Module | None = None
-        """The target's module as it was before anybody asked it for anything, its weights shared."""
+        """The target's module as it was before its first call, its weights shared."""
 
     @cached_property
     def row(self) -> list[int]:
@@ -67,9 +98,28 @@ class AuditContext:
         """Of the long sequences."""
         return len(self.row)
 
+    @cached_property
+    def step(self) -> int:
+        """The number of which lengths have to be multiples: 1 for nearly all targets, the length for a fixed one."""
+
+        if self.taken is None or not self._takes(Batch.from_rows([self.row])):
+            return 1  # then it is not the length that it refuses
+        steps = (1, 2, 3, 4, 5, 8, 10, 12, 16, 32, 64)
+        for step in (each for each in steps if self.length % each == 0 and each < self.length):
+            if all(self._takes(Batch.from_rows([self.row[: step * n]])) for n in (1, 2, 3)):
+                return step
+        return self.length
+
+    def _takes(self, batch: Batch) -> bool:
+        try:
+            self.native.logits(batch)
+        except Exception:  # noqa: BLE001 (anybody's code)
+            return False
+        return True
+
     @property
     def taken(self) -> int | None:
-        """The length that was found, None where none was (or nobody asked)."""
+        """The length that was found, None where none was (or none was looked for)."""
         row = vars(self).get("row")
         return None if row is None else len(row)
 
@@ -100,7 +150,7 @@ class AuditContext:
 
     @property
     def one_sided(self) -> list[Side]:
-        """The sides on which the target says that it can be padded, both at once left out."""
+        """The sides on which the target declares that it can be padded, both at once left out."""
         return [side for side in self.probe.sides if side != "both"]
 
     @property
@@ -122,12 +172,14 @@ class AuditContext:
         return made
 
     def measured(self, name: str) -> object:
-        """What :meth:`once` made under this name; None where nobody asked."""
+        """What :meth:`once` made under this name; None where nothing was."""
         return self._made.get(name)
 
     @cached_property
     def _plain(self) -> Batch:
-        return Batch.from_rows([self.tokens(min(6, self.length))])
+        """A row of 6 tokens, or a long one where the target takes no such row."""
+        batch = Batch.from_rows([self.tokens(min(6, self.length))])
+        return batch if self._takes(batch) else Batch.from_rows([self.row])
 
     @cached_property
     def not_finite(self) -> str:
@@ -149,6 +201,7 @@ class AuditContext:
         try:
             copied = copy.deepcopy(module).double()
             run = TargetRun(self.probe.with_module(copied), self.native.source)
+            run.seed = self.native.seed
             run.noise = rounding_noise(copied, [lambda: run.logits(self._plain)])
         except (RuntimeError, TypeError, NotImplementedError, AttributeError, PellucidError) as error:
             self.exact_reason = f"no float64 copy: {one_line(error)}"
@@ -195,9 +248,50 @@ class AuditContext:
         size = float(max_abs_diff(first, second).max())
         return size if size > self.native.rounding * logit_scale(first) else 0.0
 
-    def read(self, measure: Measure, *, of_loss: bool = False) -> list[Deviation]:
-        """The same measurement in every precision; ``of_loss``: in those in which the target's loss comes."""
-        return [measure(run) for run in self.runs if not of_loss or run is self.native or run is self.loss_run]
+    @cached_property
+    def steady_when_seeded(self) -> bool:
+        """Whether equal calls agree when each starts from the same random numbers."""
+        self.use_seed(True)
+        first, second = (self.native.logits(self._plain) for _ in range(2))
+        self.use_seed(False)
+        return float(max_abs_diff(first, second).max()) <= self.native.rounding * logit_scale(first)
+
+    def use_seed(self, on: bool) -> None:
+        """Whether every call starts from the same random numbers. Then only requests of one shape can be compared."""
+        for run in [self.native, vars(self).get("exact")]:
+            if run is not None:
+                run.seed = 0 if on else None
+
+    @property
+    def draws(self) -> bool:
+        """Whether the target draws random numbers, the same in every call of one shape."""
+        return self.native.seed is not None
+
+    def read(self, measure: Measure, *, of_loss: bool = False, shapes: bool = False) -> list[Deviation]:
+        """The same measurement in every precision; ``of_loss``: in those in which the target's loss comes.
+
+        ``shapes``: it compares requests of different shapes, which may read tables (buffers such as rotary angles) at
+        other places. What a table's own rounding explains is no deviation: it varies when the table is rounded anew.
+        """
+        readings = [measure(run) for run in self.runs if not of_loss or run is self.native or run is self.loss_run]
+        last = readings[-1]
+        if shapes and last.run is self.exact and 0 < last.largest < _SMALL * last.scale and self.rerounded is not None:
+            floor = (measure(self.rerounded).sizes - last.sizes).abs().max()
+            last.sizes = torch.where(last.sizes > 10 * floor, last.sizes, 0.0)
+        return readings
+
+    @cached_property
+    def rerounded(self) -> TargetRun | None:
+        """The float64 run with the tables in its buffers rounded in another way; None where it has none."""
+        assert self.exact is not None
+        assert self.exact.probe.module is not None
+        module, generator = copy.deepcopy(self.exact.probe.module), torch.Generator().manual_seed(0)
+        tables = [buffer for buffer in module.buffers() if buffer.is_floating_point() and buffer.numel() > 1]
+        for table in tables:
+            table.mul_(
+                1 + 2.0**-24 * (2 * torch.rand(table.shape, generator=generator, dtype=torch.float64) - 1).to(table)
+            )
+        return run_on(self.exact, module) if tables else None
 
     def loss_is_coarse(self, run: TargetRun) -> bool:
         """Whether the loss of a target that answers in float64 comes in less."""

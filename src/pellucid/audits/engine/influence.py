@@ -8,43 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pellucid.audits.engine.compare import Index, decide, judge
-from pellucid.audits.engine.context import AuditContext
+from pellucid.audits.engine.compare import Index, decide, judge, unless_it_raises
+from pellucid.audits.engine.context import AuditContext, expected_flow
 from pellucid.audits.engine.perturbation import Perturbations, informative_cuts, mixed_rows, sample
 from pellucid.audits.engine.target_run import Deviation, TargetRun, directions
 from pellucid.batch import Batch
-from pellucid.probe import Visibility
 from pellucid.records import LONGEST_VIEW, MOST_WEIGHTS, Finding, Flow, Location, TokenView
-from pellucid.visibility import Coordinates
-
-
-def expected_flow(rules: Sequence[Visibility], batch: Batch) -> Tensor:
-    """``Bool[B, T, T]`` [query, key]: information may get from the key's input to the query's output.
-
-    Each layer passes on what it sees and, by the residual stream, what it holds: after two layers of
-    ``causal() & window(3)`` a query is reached by the four tokens before it. Besides its mask, a rule is held
-    to the bounds that it states (``lookahead``, ``lookback``), so that a mask that breaks them is found out.
-    """
-    coords = Coordinates(batch.positions, batch.segments)
-    itself_BTT = torch.diag_embed(batch.token_mask)
-    flow_BTT = itself_BTT
-    for rule in rules:
-        sees_BTT = rule.mask(coords, coords)[:, 0] | itself_BTT
-        flow_BTT = (sees_BTT.float() @ flow_BTT.float()) > 0
-    return flow_BTT & _within_bounds(rules, batch.positions)
-
-
-def _within_bounds(rules: Sequence[Visibility], positions_BT: Tensor) -> Tensor:
-    """``Bool[B, T, T]``: not further ahead or back than all layers together say that they look."""
-    back_BTT = positions_BT[:, :, None] - positions_BT[:, None, :]
-    inside_BTT = torch.ones_like(back_BTT, dtype=torch.bool)
-    aheads = [rule.lookahead for rule in rules if rule.lookahead is not None]
-    if len(aheads) == len(rules):
-        inside_BTT &= back_BTT >= -sum(aheads)
-    backs = [rule.lookback[0] for rule in rules if rule.lookback[0] is not None and not rule.lookback[1]]
-    if len(backs) == len(rules):
-        inside_BTT &= back_BTT <= sum(back for back in backs if back is not None)
-    return inside_BTT
 
 
 def later(may_TT: Tensor) -> Tensor:
@@ -134,7 +103,7 @@ def flow_of(context: AuditContext) -> InfluenceMatrix:
 def measured(context: AuditContext, changes: Perturbations) -> InfluenceMatrix:
     """The target's own dtype; float64 where something moved that must not, or did not that should.
 
-    Where every token is changed, float64 is asked with other tokens too: over few numbers the bits of the target's
+    Where every token is changed, float64 is tried with other tokens too: over few numbers the bits of the target's
     own dtype may hide what is small.
     """
     batch = Batch.from_rows([changes.base])
@@ -168,7 +137,8 @@ def assert_no_influence(
         query, key = index
         side = f"{key - query} ahead" if key > query else f"{query - key} back, beyond the declared rules"
         message = f"the output at {query} moves when token {key} is changed, {side}"
-        return Location(0, query, key), message + (explain(context, flow.row, query, key) if explain else "")
+        more = "" if explain is None else unless_it_raises(lambda: explain(context, flow.row, query, key), "")
+        return Location(0, query, key), message + more
 
     good = f"no output moved by a token that it must not see ({flow.changes.coverage})"
     result = decide(context, case, hidden, good=good, place=place, bits=True)
@@ -176,9 +146,9 @@ def assert_no_influence(
         return result
     verdict = judge(context, hidden, bits=True)
     pairs = (verdict.reading.sizes > verdict.limit).nonzero().tolist()[:4]
-    if any(flow.changes.moves_alone(verdict.reading.run, query, key) for query, key in pairs):
-        return result
-    return mixed_rows(result)
+    run = verdict.reading.run
+    by_itself = unless_it_raises(lambda: any(flow.changes.moves_alone(run, *pair) for pair in pairs), True)
+    return result if by_itself else mixed_rows(result)
 
 
 def _suspects(context: AuditContext, row: list[int]) -> list[int]:
@@ -188,7 +158,7 @@ def _suspects(context: AuditContext, row: list[int]) -> list[int]:
     may_TT = expected_flow(context.probe.rules, Batch.from_rows([row]))[0]
     try:
         queries_RT, sizes_RT = gradients(context, row)
-    except RuntimeError:  # no gradient can be taken, which the gradient's own case reports
+    except Exception:  # noqa: BLE001 (no gradient can be taken, which the gradient's own case reports)
         return []
     limit = 1e-3 * context.native.rounding * float(sizes_RT.max())
     found_RT = torch.where(reached(may_TT, queries_RT), 0.0, sizes_RT) > limit

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from pellucid.audits.engine.capture import output_of
 from pellucid.audits.engine.compare import Index, decide, leak, not_applicable, passed
-from pellucid.audits.engine.context import AuditContext
-from pellucid.audits.engine.influence import expected_flow, others
+from pellucid.audits.engine.context import AuditContext, expected_flow
+from pellucid.audits.engine.influence import others
 from pellucid.audits.engine.layers import LayerFlow, LayerStack, decoder_stack, encoder_stack
 from pellucid.audits.engine.target_run import Deviation, TargetRun, logit_scale, max_abs_diff
 from pellucid.batch import Batch
@@ -53,7 +53,8 @@ class IsolatedLayers:
         """Whether it carries anything from token to token, or one built like it does: a list may hold other parts."""
         module = self.context.probe.module
         assert module is not None
-        made = {each.number: [type(m) for m in module.get_submodule(each.name).modules()] for each in self.flows}
+        parts = dict(module.named_modules())
+        made = {each.number: [type(m) for m in parts[each.name].modules()] for each in self.flows}
         return any(bool((each.moves > 0).any()) for each in self.flows if made[each.number] == made[flow.number])
 
 
@@ -161,7 +162,7 @@ def check_encoder(context: AuditContext) -> Iterator[Finding]:
     stack = encoder_stack(context)
     name = context.probe.memory_name or (stack.names[-1] if stack.names else None)
     if name is None:
-        message = "where the encoder's output is cannot be told from outside: give the probe a memory_name"
+        message = "where the encoder's output is cannot be seen from outside: give the probe a memory_name"
         yield not_applicable(case, message)
         return
     length = _source_length(context, stack, name)

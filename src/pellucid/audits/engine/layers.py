@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from pellucid.audits.engine.capture import CaptureIO, PerturbInput, watching
 from pellucid.audits.engine.compare import judge
-from pellucid.audits.engine.context import AuditContext
-from pellucid.audits.engine.influence import expected_flow, others
+from pellucid.audits.engine.context import AuditContext, expected_flow
+from pellucid.audits.engine.influence import others
 from pellucid.audits.engine.target_run import Deviation, TargetRun
 from pellucid.batch import Batch
 from pellucid.probe import Visibility
@@ -52,7 +52,7 @@ class LayerFlow:
 
 @dataclass(frozen=True, eq=False)
 class LayerStack:
-    """The layers of a decoder, or of the encoder that it reads; no names where they cannot be told apart.
+    """The layers of a decoder, or of the encoder that it reads; no names where they cannot be distinguished.
 
     ``request`` makes a batch of copies of a row; ``declared``: the rules are stated, so seeing less than they show is
     a fault.
@@ -68,8 +68,9 @@ class LayerStack:
         module = run.probe.module
         if not self.names or module is None:
             return []
-        keys = [*keys, keys[0]] if len(keys) == len(row) else keys  # else nobody could tell rows from slots
-        parts, batch = [module.get_submodule(name) for name in self.names], self.request([list(row)] * len(keys))
+        keys = [*keys, keys[0]] if len(keys) == len(row) else keys  # else rows and slots could not be distinguished
+        named, batch = dict(module.named_modules()), self.request([list(row)] * len(keys))
+        parts = [named[name] for name in self.names]
         unchanged = [CaptureIO() for _ in parts]
         with watching(parts, unchanged):
             run.logits(batch)
@@ -94,8 +95,9 @@ def decoder_stack(context: AuditContext) -> LayerStack:
             names = probe.layer_names if len(probe.layer_names) == len(rules) else ()
         else:
             row = context.tokens(min(4, context.length))  # a source is 5 long
-            found = [each for each in stacks(context.native, Batch.from_rows([row])) if len(each) == len(rules)]
-            names = _that_mixes(context.native, _outermost(found), row, Batch.from_rows)
+            every = _outermost(stacks(context.native, Batch.from_rows([row])))
+            found = [each for each in every if len(each) == len(rules)]
+            names = _that_mixes(context.native, found, row, Batch.from_rows, sure=len(every) == 1)
         return LayerStack(names, rules, declared=probe.rules_declared)
 
     return context.once("decoder layers", find)
@@ -117,7 +119,7 @@ def encoder_stack(context: AuditContext, target: int = 3) -> LayerStack:
         found = [names for names in every if len(names) == len(rules)]
         if not found and len(rules) == 1:
             found = every[:1] if len(every) == 1 else []
-        names = _that_mixes(context.native, found, row, request)
+        names = _that_mixes(context.native, found, row, request, sure=len(every) == 1)
         declared = context.probe.rules_declared and getattr(context.probe, "source_rules_declared", True)
         return LayerStack(names, rules * len(names) if len(rules) == 1 and names else rules, request, declared)
 
@@ -144,10 +146,17 @@ def _outermost(found: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
 
 
 def _that_mixes(
-    run: TargetRun, found: Sequence[tuple[str, ...]], row: Sequence[int], request: Callable[[list[list[int]]], Batch]
+    run: TargetRun,
+    found: Sequence[tuple[str, ...]],
+    row: Sequence[int],
+    request: Callable[[list[list[int]]], Batch],
+    sure: bool,
 ) -> tuple[str, ...]:
-    """Of several lists the one whose modules carry something from token to token, as layers do and norms do not."""
-    if len(found) < 2:
+    """The list whose modules carry something from token to token, as layers do and norms do not.
+
+    ``sure``: there is no other list of modules, so the one that was found is taken.
+    """
+    if not found or sure:
         return found[0] if found else ()
     mixing = {}
     for names in found:
@@ -165,13 +174,15 @@ def stacks(run: TargetRun, batch: Batch, shape: tuple[int, int] | None = None) -
     module = run.probe.module
     if module is None:
         return []
+    parts = dict(module.named_modules())
     lists = [
-        tuple(f"{name}.{number}".removeprefix(".") for number in range(len(part)))
-        for name, part in module.named_modules()
-        if isinstance(part, nn.ModuleList | nn.Sequential) and len(part)
+        tuple(f"{name}.{number}".removeprefix(".") for number, child in part.named_children())
+        for name, part in parts.items()
+        if isinstance(part, nn.ModuleList | nn.Sequential)
     ]
+    lists = [names for names in lists if names and parts.keys() >= set(names)]  # a list may hold None, or a part twice
     calls = {name: CaptureIO() for each in lists for name in each}
-    with watching([module.get_submodule(name) for name in calls], list(calls.values())):
+    with watching([parts[name] for name in calls], list(calls.values())):
         run.logits(batch)
     wanted = batch.shape if shape is None else shape
     streams = {name for name, each in calls.items() if each.calls == 1 and each.is_stream(wanted)}

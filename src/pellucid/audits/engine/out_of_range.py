@@ -1,4 +1,4 @@
-"""What happens one token past the longest document that a target says it has positions for."""
+"""What happens one token past the longest document that a target declares positions for."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _cached(run: TargetRun, row: Batch, limit: int) -> Tensor:
 
 
 def _on_the_host(run: TargetRun) -> TargetRun:
-    """On a GPU an index past a table ends the process, so a copy on the host is asked."""
+    """On a GPU an index past a table ends the process, so a copy on the host is used."""
     module = run.probe.module
     if run.device.type == "cpu" or module is None:
         return run
@@ -70,7 +70,7 @@ def _outcome(context: AuditContext, run: TargetRun, case: str, limit: int, ask: 
     if how:
         message = f"token {limit} is accepted without an error, but there are {limit} positions: {how}"
         return leak(case, message, Location(0, limit))
-    message = f"token {limit} is accepted without an error, although the target says that it has {limit} positions"
+    message = f"token {limit} is accepted without an error, although the target declares {limit} positions"
     return fragile(case, message, Location(0, limit))
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from pellucid.audits.engine.compare import Index, decide, judge
+from pellucid.audits.engine.compare import Index, decide, judge, unless_it_raises
 from pellucid.audits.engine.context import AuditContext
 from pellucid.audits.engine.target_run import Deviation, TargetRun, logit_scale, max_abs_diff
 from pellucid.batch import Batch
@@ -121,7 +121,7 @@ class Perturbations:
 
     def moves(self, run: TargetRun, rows: Sequence[Row]) -> tuple[Tensor, float]:
         """``[R, T]``: how far each of these rows' outputs are from the unchanged row's, and their scale."""
-        beside = run is not self.context.native
+        beside = run is not self.context.native and run.seed is None  # random numbers follow the shape
         each = self._at_once(len(rows))
         before = self.unchanged(run, 1 if beside else each)
         sizes = []
@@ -183,8 +183,9 @@ def perturb_suffixes(
         return result
     verdict = judge(context, readings, bits=True)
     run, (number, query) = verdict.reading.run, verdict.first
-    tails = (changes.with_tail(cuts[number], special) for special in (False, True))
-    return result if any(_moves(changes, run, tail, query) for tail in tails) else mixed_rows(result)
+    tails = [changes.with_tail(cuts[number], special) for special in (False, True)]
+    by_itself = unless_it_raises(lambda: any(_moves(changes, run, tail, query) for tail in tails), True)
+    return result if by_itself else mixed_rows(result)
 
 
 def mixed_rows(result: Finding) -> Finding:

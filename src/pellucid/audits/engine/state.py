@@ -20,7 +20,7 @@ Kind = Literal["weights", "buffers", "training", "requires_grad", "gradients", "
 class Snapshot:
     """What a module is and has at one moment, so that a later moment can be compared with it or turned back.
 
-    ``weights=False``: of a copy that nobody else holds, whose weights need not be kept beside it. Plain ``attributes``
+    ``weights=False``: of a copy that is used nowhere else, whose weights need no second copy. Plain ``attributes``
     (see :func:`~pellucid.audits.engine.attributes.snapshot_attributes`) are compared only.
     """
 

@@ -5,19 +5,23 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from pellucid.audits.engine.state import reseed
 from pellucid.batch import Batch
 from pellucid.errors import ShapeError, UnsupportedError, one_line
 from pellucid.probe import Probe
+
+Made = TypeVar("Made")
 
 ROUNDING = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """How far two right ways of computing the same numbers may lie apart, relative to 1 + max|logit|."""
 
 
-_MOST_KEPT = 2**22  # numbers of one answer that is kept
+_MOST_STORED = 2**22  # numbers of one output that is stored
 
 
 class Deviation:
@@ -32,7 +36,10 @@ class Deviation:
 
 
 class TargetRun:
-    """The target in one precision. A target that reads a source is given ``source`` where a request has none."""
+    """The target in one precision. A target that reads a source is given ``source`` where a request has none.
+
+    With a ``seed`` every call starts from the same random numbers.
+    """
 
     def __init__(self, probe: Probe, source: Batch | None = None) -> None:
         self.probe, self.source = probe, source
@@ -40,6 +47,7 @@ class TargetRun:
         self.device = torch.device("cpu") if first is None else first.device
         self.dtype: torch.dtype | None = None
         self.noise = 0.0
+        self.seed: int | None = None
         self._plain: dict[tuple[object, ...], Tensor] = {}
 
     @property
@@ -57,7 +65,7 @@ class TargetRun:
             return self.differentiable(batch).cpu()
 
     def plain(self, batch: Batch) -> Tensor:
-        """The same, and asked once only: what many others are compared with. Not to be written into.
+        """The same, computed once for equal requests: what many others are compared with. Not to be written into.
 
         Never while another kernel, way or mode is in force.
         """
@@ -66,7 +74,7 @@ class TargetRun:
             return self.logits(batch)
         if key not in self._plain:
             answer = self.logits(batch)
-            if answer.numel() > _MOST_KEPT:
+            if answer.numel() > _MOST_STORED:
                 return answer
             self._plain[key] = answer.clone()  # a target may write into what it handed out
         return self._plain[key]
@@ -77,7 +85,7 @@ class TargetRun:
 
     def differentiable(self, batch: Batch) -> Tensor:
         """``[B, T, V]``, with a graph where gradients are enabled."""
-        return self._checked(self.probe.logits(self.placed(batch)), batch)
+        return self._checked(self._call(self.probe.logits, batch), batch)
 
     def placed(self, batch: Batch) -> Batch:
         """A copy on the target's device, with a source where the target reads one."""
@@ -95,18 +103,18 @@ class TargetRun:
     def loss(self, batch: Batch) -> tuple[float, int]:
         """The sum and the count of the target's own loss."""
         with torch.no_grad():
-            total, count = self.probe.loss(self.placed(batch))
+            total, count = self._call(self.probe.loss, batch)
         return float(total), int(count)
 
     def differentiable_loss(self, batch: Batch) -> Tensor:
         """The sum alone, with a graph; a plain number, as some give for nothing to learn, has none."""
-        total: object = self.probe.loss(self.placed(batch))[0]
+        total: object = self._call(self.probe.loss, batch)[0]
         return total if isinstance(total, Tensor) else torch.as_tensor(total, device=self.device)
 
     def extend(self, batch: Batch, cache: object) -> Tensor:
         """The next slots through a cache."""
         with torch.no_grad():
-            return self._checked(self.probe.extend(self.placed(batch), cache), batch).cpu()
+            return self._checked(self._call(self.probe.extend, batch, cache), batch).cpu()
 
     def chunked(self, batch: Batch, chunks: Sequence[int], cache: object | None = None) -> Tensor:
         """``[B, T, V]`` of a request that goes through a cache in chunks."""
@@ -117,6 +125,11 @@ class TargetRun:
             outputs.append(self.extend(batch.part(start, start + size), cache))
             start += size
         return torch.cat(outputs, 1)
+
+    def _call(self, method: Callable[..., Made], batch: Batch, *arguments: object) -> Made:
+        if self.seed is not None:
+            reseed(self.seed)
+        return method(self.placed(batch), *arguments)
 
     def _checked(self, logits: object, batch: Batch) -> Tensor:
         if not isinstance(logits, Tensor) or logits.dim() != 3 or logits.shape[:2] != batch.tokens.shape:
@@ -143,12 +156,12 @@ def deep_copy(run: TargetRun) -> TargetRun:
         copied = TargetRun(run.probe.with_module(copy.deepcopy(module)), run.source)
     except Exception as error:  # anybody's code
         raise UnsupportedError(f"it cannot be copied: {one_line(error)}") from error
-    copied.dtype, copied.noise = run.dtype, run.noise
+    copied.dtype, copied.noise, copied.seed = run.dtype, run.noise, run.seed
     return copied
 
 
 def run_on(run: TargetRun, module: nn.Module) -> TargetRun:
-    """The same target over ``module``, which making a probe must not have asked anything yet.
+    """The same target over ``module``, which making a probe must not have called yet.
 
     Raises:
         UnsupportedError: it cannot be called over another module.
@@ -159,7 +172,7 @@ def run_on(run: TargetRun, module: nn.Module) -> TargetRun:
     for name in attributes:
         setattr(probe, name, module)
     copied = TargetRun(probe, run.source)
-    copied.dtype, copied.noise = run.dtype, run.noise
+    copied.dtype, copied.noise, copied.seed = run.dtype, run.noise, run.seed
     return copied
 
 

@@ -16,6 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from pellucid.audits.engine.compare import is_refusal
 from pellucid.audits.engine.state import preserve_state
 from pellucid.audits.probes.hf_probe import (
     ALL_ONES,
@@ -32,7 +33,6 @@ from pellucid.audits.probes.trial import (
     attribute_set,
     close,
     error_text,
-    is_refusal,
     raised_by,
     result_or_none,
     supported_sides,

@@ -117,7 +117,7 @@ class HFProbe(Probe):
     hidden_states = False
     """Whether hidden states stand in for logits."""
     assumes_shift_invariance = True
-    """That only distances count is read off the config; nobody promised it."""
+    """That only distances count is read off the config; the model does not declare it."""
     token_argument, mask_argument = "input_ids", "attention_mask"
     position_argument, embeddings_argument = "position_ids", "inputs_embeds"
 
@@ -160,7 +160,7 @@ class HFProbe(Probe):
         return embeddings_BTD
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """transformers returns a mean. Where it takes a divisor, the sum is asked for, which gives the count too."""
+        """transformers returns a mean. Where it takes a divisor, the sum is computed, which gives the count too."""
         labels_BT, expected = self.labels(batch)
         arguments = self.arguments(batch)
         with self._embeddings(batch):
@@ -246,7 +246,7 @@ class HFProbe(Probe):
     # how it is called
 
     def call(self, arguments: dict[str, Any], **more: Any) -> Any:
-        """The forward; without a cache unless one is asked for."""
+        """The forward pass; without a cache unless ``more`` wants one."""
         defaults = {"use_cache": False, "return_dict": True}
         arguments = {name: value for name, value in defaults.items() if name in self.takes} | arguments
         with _masks_for_float32(self.module):

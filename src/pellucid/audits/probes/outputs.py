@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
@@ -55,6 +56,22 @@ def shape_hint(shape: tuple[int, ...], rows: int, slots: int) -> str:
     if len(shape) == 2 and shape[0] == rows * slots:
         return f"rows and slots are flattened: return logits.view({rows}, {slots}, -1)"
     return ""
+
+
+_MAPPING = re.compile(r"indices must be|not subscriptable|no attribute '(items|keys|get|\w+_ids)'|too many indices")
+
+
+def call_hint(error: Exception) -> str:
+    """The way out where a target cannot be called with token ids alone, by what it raised."""
+    text = str(error)
+    missing = re.findall(r"'(\w+)'", text) if "required positional argument" in text else []
+    if missing:
+        return f"it needs more than tokens: audit a function, lambda ids: model(ids, {', '.join(missing)})"
+    if isinstance(error, KeyError) or _MAPPING.search(text):
+        return "it takes no plain tensor: audit a function, lambda ids: model({'input_ids': ids})"
+    if re.search(r"dtype|scalar type|type Float|Long", text):
+        return "it takes numbers, not ids: put a table before it, nn.Sequential(nn.Embedding(50, features), model)"
+    return "wrap the call in a function of token ids, or write a probe: audit(probe=…)"
 
 
 def factory_hint(result: object) -> str:

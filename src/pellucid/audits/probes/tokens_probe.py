@@ -17,6 +17,7 @@ from pellucid.audits.engine.state import preserve_state
 from pellucid.audits.engine.target_run import TargetRun
 from pellucid.audits.probes.outputs import (
     LabelConvention,
+    call_hint,
     describe_output,
     factory_hint,
     find_label_convention,
@@ -30,12 +31,17 @@ from pellucid.errors import ArgumentError, ShapeError, one_line
 from pellucid.probe import Capability, Probe, Visibility, embeddings_replaced
 from pellucid.visibility import causal
 
+_LENGTHS = (2, 8, 16, 24, 32, 64)  # tokens of the first call, tried in this order
+_VECTORS = 32  # different vectors where a target takes no tokens
+
 
 class TokensProbe(Probe):
     """Any ``forward(tokens) -> logits`` ``[B, T] -> [B, T, V]``: a module or a plain function.
 
-    Logits may also be one of several outputs: the one called ``logits``, or the first tensor of three dimensions. Where
-    the target takes ``labels``, ``targets`` or ``y`` and returns a loss for them, the loss is audited too.
+    Logits may also be one of several outputs: the one called ``logits``, or the first tensor of three dimensions; one
+    number for each token will do. A module that takes vectors in place of tokens is given 32 random ones, one for each
+    token of a vocabulary of their own. Where the target takes ``labels``, ``targets`` or ``y`` and returns a loss for
+    them, the loss is audited too.
 
     Taken for causal unless ``rules`` declare what it is: one for each layer, or one for all. Layers are found where
     they stand in one ``ModuleList``; where they cannot be, one rule is the whole model's. Positions, padding and
@@ -61,11 +67,13 @@ class TokensProbe(Probe):
         self._label_name = label_argument(parameters)
         needed = self._label_name is not None and parameters[self._label_name].default is inspect.Parameter.empty
         self._always, self._labels = self._label_name if needed else None, None
+        self._vectors: Tensor | None = None
         self._embedding, seen = self._first_call(vocab_size is not None)
         self.vocab_size = seen if vocab_size is None else vocab_size
         if len(self.rules) == 1 and self.vocab_size:
             self.rules *= max(len(self._layers()), 1)
-        self.capabilities: frozenset[Capability] = frozenset() if self._embedding is None else frozenset({"embeddings"})
+        embeds = self._embedding is not None or self._vectors is not None
+        self.capabilities: frozenset[Capability] = frozenset({"embeddings"} if embeds else ())
         self._labels = self._find_labels()
         if self._labels is not None:
             self.capabilities |= {"loss"}
@@ -77,10 +85,10 @@ class TokensProbe(Probe):
 
     def logits(self, batch: Batch) -> Tensor:
         with self._embeddings(batch):
-            return self._call(batch.tokens, **self._kwargs(batch))
+            return self._call(self._input(batch), **self._kwargs(batch))
 
     def embed(self, batch: Batch) -> Tensor:
-        result: Tensor = self._table(batch.tokens)
+        result: Tensor = self._input(batch) if self._vectors is not None else self._table(batch.tokens)
         return result
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -88,7 +96,7 @@ class TokensProbe(Probe):
             return super().loss(batch)
         labels_BT, expected = self._labels.labels(batch)
         with self._embeddings(batch):
-            loss = loss_in(self.target(batch.tokens, **self._kwargs(batch), **{self._labels.name: labels_BT}))
+            loss = loss_in(self.target(self._input(batch), **self._kwargs(batch), **{self._labels.name: labels_BT}))
         if loss is None:
             raise ShapeError(f"{self.name} returned no loss for {self._labels.name}")
         return self._labels.total(loss.reshape(()), expected), expected
@@ -101,10 +109,24 @@ class TokensProbe(Probe):
     @property
     def notes(self) -> str:
         """What was found out about how it is called."""
-        return "" if self._labels is None else self._labels.describe()
+        found = [] if self._labels is None else [self._labels.describe()]
+        if self._vectors is not None:
+            found.append(f"its inputs are taken to be vectors of {self._vectors.shape[1]} numbers")
+        return "; ".join(found)
 
     def _embeddings(self, batch: Batch) -> AbstractContextManager[None]:
-        return nullcontext() if batch.inputs_embeds is None else embeddings_replaced(self._table, batch.inputs_embeds)
+        if batch.inputs_embeds is None or self._vectors is not None:
+            return nullcontext()
+        return embeddings_replaced(self._table, batch.inputs_embeds)
+
+    def _input(self, batch: Batch) -> Tensor:
+        """The tokens, or the vectors that stand for them."""
+        if self._vectors is None:
+            return batch.tokens
+        if batch.inputs_embeds is not None:
+            return batch.inputs_embeds
+        first = None if self.module is None else next(self.module.parameters(), None)
+        return self._vectors.to(batch.tokens.device)[batch.tokens].to(self._vectors if first is None else first)
 
     def _kwargs(self, batch: Batch) -> dict[str, Any]:
         """What is passed by name, besides the tokens."""
@@ -116,11 +138,14 @@ class TokensProbe(Probe):
         del tokens_BT
         return {}
 
-    def _call(self, tokens_BT: Tensor, **kwargs: Any) -> Tensor:
+    def _call(self, input: Tensor, **kwargs: Any) -> Tensor:
+        """``input`` are tokens ``[B, T]``, or vectors ``[B, T, D]``."""
         if self._always is not None:
-            kwargs.setdefault(self._always, tokens_BT.clone())
-        result = self.target(tokens_BT, **kwargs)
-        logits = logits_in(result, tuple(tokens_BT.shape))
+            kwargs.setdefault(self._always, input.clone())
+        result = self.target(input, **kwargs)
+        logits = logits_in(result, tuple(input.shape[:2]))
+        if logits is not None and logits.is_floating_point() and logits.shape == input.shape[:2]:
+            return logits[..., None]  # one number for each token
         if logits is None:
             raise ShapeError(
                 f"{self.name} returned {describe_output(result)}; an audit needs logits [rows, slots, vocabulary], "
@@ -131,33 +156,61 @@ class TokensProbe(Probe):
     # found out when the probe is made
 
     def _first_call(self, vocab_known: bool) -> tuple[str | None, int]:
-        """The name of the table that reads the tokens, and the size of the vocabulary: seen in a call with two."""
+        """The name of the table that reads the tokens, and the size of the vocabulary: seen in a call with a few.
+
+        Targets that take no short rows, or multiples of some number only, are called with longer ones.
+        """
+        raised: list[Exception] = []
+        with preserve_state(self.module), torch.no_grad():
+            for slots in _LENGTHS:
+                try:
+                    return self._table_and_size(torch.tensor([[1, 0] * (slots // 2)], device=self._device))
+                except _WrongShapeError as error:
+                    raise ArgumentError(str(error)) from None
+                except Exception as error:  # noqa: BLE001 (anybody's code; the audit itself reports what it raises)
+                    raised.append(error)
+            if vocab_known:
+                return None, 0
+            if self._takes_vectors():
+                return None, _VECTORS
+        raise ArgumentError(
+            f"{self.name} cannot be called with token ids [1, {_LENGTHS[0]}]: it raised {type(raised[0]).__name__}: "
+            f"{one_line(raised[0])}; {call_hint(raised[0])}"
+        ) from raised[0]
+
+    def _table_and_size(self, tokens_BT: Tensor) -> tuple[str | None, int]:
         named = [] if self.module is None else list(self.module.named_modules())
         tables = {name: m for name, m in named if isinstance(m, nn.Embedding)}
-        tokens_BT = torch.tensor([[1, 0]], device=self._device)
         readers: set[str] = set()
         with ExitStack() as stack:
-            stack.enter_context(preserve_state(self.module))
-            stack.enter_context(torch.no_grad())
             for name, table in tables.items():
                 hook = partial(_note_reader, readers, name, tokens_BT.clone())
                 stack.callback(table.register_forward_hook(hook).remove)
-            try:
-                size = self._count_logits(tokens_BT)
-                self._refuse_swapped_axes()
-            except _WrongShapeError as error:
-                raise ArgumentError(str(error)) from None
-            except Exception as error:  # anybody's code; the audit itself reports what it raises
-                if vocab_known:
-                    return None, 0
-                raise ArgumentError(
-                    f"the vocabulary's size cannot be read off {self.name}, which raised "
-                    f"{type(error).__name__}: {one_line(error)}; give TokensProbe(target, vocab_size=…)"
-                ) from error
+            size = self._count_logits(tokens_BT)
+            self._refuse_swapped_axes()
         if len(readers) != 1:
             return None, size
         name = readers.pop()
-        return name, min(size, tables[name].num_embeddings)
+        rows = tables[name].num_embeddings
+        return name, rows if size == 1 else min(size, rows)
+
+    def _takes_vectors(self) -> bool:
+        """Whether it takes vectors as long as one of its first parts does: a series of numbers, or hidden states."""
+        sizes = [
+            getattr(part, name, None)
+            for part in (() if self.module is None else self.module.modules())
+            for name in ("in_features", "in_channels", "input_size", "embed_dim")
+        ]
+        widths = dict.fromkeys(size for size in sizes if isinstance(size, int))
+        generator = torch.Generator().manual_seed(0)
+        for width in list(widths)[:8]:
+            self._vectors = torch.randn(_VECTORS, width, generator=generator, dtype=torch.float64)
+            with suppress(Exception, SystemExit):
+                tokens = Batch.from_rows([list(range(8))]).to(self._device)
+                if self.logits(tokens).shape[:2] == (1, 8):
+                    return True
+        self._vectors = None
+        return False
 
     def _count_logits(self, tokens_BT: Tensor) -> int:
         """The size of the vocabulary. Some score the last slot only unless they are given targets."""
@@ -231,7 +284,7 @@ class TokensProbe(Probe):
                 f"{self.name} has no nn.Embedding that reads the tokens; leave embeddings out of the batch"
             )
         assert self.module is not None
-        table = self.module.get_submodule(self._embedding)
+        table = dict(self.module.named_modules())[self._embedding]
         assert isinstance(table, nn.Embedding)
         return table
 

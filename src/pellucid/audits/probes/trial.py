@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from pellucid.batch import Side
-from pellucid.errors import UnsupportedError, one_line
+from pellucid.errors import one_line
 
 TOLERANCE = 1e-4
 
@@ -41,14 +39,6 @@ def raised_by(call: Callable[[], Any]) -> Exception | None:
     except Exception as error:  # noqa: BLE001
         return error
     return None
-
-
-def is_refusal(error: Exception) -> bool:
-    """Whether it was raised by a ``raise`` or an ``assert``, unlike tensors whose shapes do not fit."""
-    if isinstance(error, NotImplementedError | UnsupportedError):
-        return True
-    frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and re.search(r"\b(raise|assert)\b", frames[-1].line or "") is not None
 
 
 def supported_sides(
