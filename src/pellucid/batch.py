@@ -235,14 +235,14 @@ class Batch:
         return rows * segments.shape[1] + columns, np.cumsum(begins) - 1
 
     @cached_property
-    def counted(self) -> Int[Tensor, "C"] | None:
+    def label_indices(self) -> Int[Tensor, "C"] | None:
         """Flat indices of the positions whose label counts, made on the host; None when the labels live elsewhere."""
         if self.labels is None or self.labels.device.type != "cpu":
             return None
         return (self.labels.flatten() != IGNORED).nonzero()[:, 0]
 
     @cached_property
-    def counted_documents(self) -> Int[Tensor, "C"] | None:
+    def target_indices(self) -> Int[Tensor, "C"] | None:
         """Indices of the documents whose target counts, made on the host; None when the targets live elsewhere.
 
         A class or a span with :data:`IGNORED` in it does not count, nor do numbers that are NaN.
@@ -319,7 +319,7 @@ class Batch:
         def mapped(value: Any) -> Any:
             return function(value) if isinstance(value, Tensor) else value
 
-        known = {name: mapped(getattr(self, name)) for name in ("documents", "counted", "counted_documents")}
+        known = {name: mapped(getattr(self, name)) for name in ("documents", "label_indices", "target_indices")}
         tensors = {field.name: mapped(getattr(self, field.name)) for field in fields(self)}
         source = None if self.source is None else self.source._mapped(function)
         result = replace(self, **tensors | {"source": source})

@@ -64,10 +64,10 @@ def test_one_target_a_document():
     batch = Batch.from_documents([[[1, 2], [3]], [], [[4]]])
     assert batch.documents == 3
     assert batch.document_lengths == [{1: 2, 2: 1}, {}, {1: 1}]
-    assert replace(batch, targets=torch.tensor([0, IGNORED, 2])).counted_documents.tolist() == [0, 2]
+    assert replace(batch, targets=torch.tensor([0, IGNORED, 2])).target_indices.tolist() == [0, 2]
     spans = torch.tensor([[0, 1], [IGNORED, IGNORED], [0, 0]])
-    assert replace(batch, targets=spans).counted_documents.tolist() == [0, 2]
-    assert replace(batch, targets=torch.zeros(3, 2)).counted_documents.tolist() == [0, 1, 2]
+    assert replace(batch, targets=spans).target_indices.tolist() == [0, 2]
+    assert replace(batch, targets=torch.zeros(3, 2)).target_indices.tolist() == [0, 1, 2]
     with pytest.raises(ShapeError, match=r"targets has shape \(2,\), but there are 3 documents"):
         replace(batch, targets=torch.tensor([0, 1]))
 
@@ -99,7 +99,7 @@ def test_every_field_goes_along():
         assert value is not None
         assert not isinstance(value, torch.Tensor) or value.device.type == "meta"
     assert there.source.tokens.device.type == "meta"
-    assert (there.documents, there.counted.shape, there.counted_documents.shape) == (2, (3,), (1,))
+    assert (there.documents, there.label_indices.shape, there.target_indices.shape) == (2, (3,), (1,))
     relabelled = batch.with_labels(labels)
     assert relabelled.source is batch.source
     assert relabelled.targets is batch.targets
@@ -111,4 +111,4 @@ def test_a_label_on_padding_is_refused():
     batch = Batch.from_rows([[1, 2], [1]])
     with pytest.raises(DataError, match=r"slot 1 of row 1 is padding, but its label is 2; padding has -100"):
         batch.with_labels(torch.tensor([[3, 1], [2, 2]]))
-    assert batch.with_labels(torch.tensor([[3, 1], [2, IGNORED]])).counted.tolist() == [0, 1, 2]
+    assert batch.with_labels(torch.tensor([[3, 1], [2, IGNORED]])).label_indices.tolist() == [0, 1, 2]

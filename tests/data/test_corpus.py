@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pellucid.data import Document, open_corpus, records, split_of
-from pellucid.errors import ConfigError, DataError, UnsupportedError
+from pellucid.errors import ArgumentError, DataError, UnsupportedError
 
 
 @pytest.fixture
@@ -114,25 +114,25 @@ def test_the_split_is_the_same_for_ever() -> None:
 
 @pytest.mark.parametrize(("share", "train", "heldout"), [(0.0, 100, 0), (1.0, 0, 100), (0.5, None, None)])
 def test_split_shares(share: float, train: int | None, heldout: int | None) -> None:
-    corpus = open_corpus([Document(str(n), "x") for n in range(100)], heldout_share=share)
+    corpus = open_corpus([Document(str(n), "x") for n in range(100)], heldout_fraction=share)
     sides = [split_of(str(n), share) for n in range(100)]
     assert 35 < sides.count("train") < 65 if train is None else sides.count("train") == train
     for side in ("train", "heldout"):
         if side in sides:
             assert names(corpus, side) == [str(n) for n in range(100) if sides[n] == side]
         else:
-            with pytest.raises(DataError, match=f"no document of .* falls into the {side} split .* heldout_share"):
+            with pytest.raises(DataError, match=f"no document of .* falls into the {side} split .* heldout_fraction"):
                 names(corpus, side)
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
 def test_impossible_shares_are_refused(share: float) -> None:
-    with pytest.raises(ConfigError, match="heldout_share is"):
-        open_corpus("python-source", heldout_share=share)
+    with pytest.raises(ArgumentError, match="heldout_fraction is"):
+        open_corpus("python-source", heldout_fraction=share)
 
 
 def test_unknown_split(folder: Path) -> None:
-    with pytest.raises(DataError, match="split is 'test'; choose train, heldout or all"):
+    with pytest.raises(ArgumentError, match="split is 'test'; choose train, heldout or all"):
         open_corpus(folder / "a.txt").documents("test")
 
 
@@ -218,7 +218,7 @@ def test_json_lines(tmp_path: Path) -> None:
         Document("x.jsonl:4", "last"),
     ]
     path = jsonl(tmp_path / "y.jsonl", *({"body": str(n)} for n in range(100)))
-    corpus = open_corpus(path, text_field="body", heldout_share=0.25)
+    corpus = open_corpus(path, text_field="body", heldout_fraction=0.25)
     assert names(corpus, "heldout") == [name for name in names(corpus) if split_of(name, 0.25) == "heldout"]
 
 
@@ -263,7 +263,7 @@ def test_parquet(tmp_path: Path, kind) -> None:
 
 def test_parquet_splits_by_row_over_chunks(tmp_path: Path) -> None:
     path = parquet(tmp_path / "x.parquet", text=[str(n) for n in range(600)])
-    corpus = open_corpus(path, heldout_share=0.5)
+    corpus = open_corpus(path, heldout_fraction=0.5)
     heldout = {d.name: d.text for d in corpus.documents("heldout")}
     assert heldout == {f"x.parquet:{n + 1}": str(n) for n in range(600) if f"x.parquet:{n + 1}" in heldout}
     assert len(heldout) + len(names(corpus, "train")) == 600

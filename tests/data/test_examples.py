@@ -28,15 +28,15 @@ from pellucid.data import (
     SimilarityPairSchema,
     Span,
     SpanCorruption,
+    TokenClassification,
     TokenClassificationSchema,
     Tokenizer,
-    TokenLabelling,
     TokenStore,
     open_corpus,
     open_examples,
     split_of,
 )
-from pellucid.errors import DataError
+from pellucid.errors import ArgumentError, DataError
 
 X = IGNORED
 FIELDS = ("tokens", "positions", "segments", "labels", "groups", "types", "targets")
@@ -78,10 +78,10 @@ def test_classes_are_those_of_all_records_in_a_fixed_order(tokenizer, tmp_path) 
     lines = [{"text": f"word {n}", "label": "bca"[n % 3], "more": n} for n in range(30)]
     (tmp_path / "x.jsonl").write_text("\n".join(map(json.dumps, lines)))
     sides = [
-        open_examples(tmp_path / "x.jsonl", ClassificationSchema(), tokenizer, split=split, heldout_share=0.3)
+        open_examples(tmp_path / "x.jsonl", ClassificationSchema(), tokenizer, split=split, heldout_fraction=0.3)
         for split in ("train", "heldout", "all")
     ]
-    assert [side.classes for side in sides] == [("a", "b", "c")] * 3
+    assert [side.label_names for side in sides] == [("a", "b", "c")] * 3
     assert len(sides[0]) + len(sides[1]) == len(sides[2]) == 30
     for side, split in zip(sides[:2], ("train", "heldout"), strict=True):
         for number in range(len(side)):
@@ -89,11 +89,11 @@ def test_classes_are_those_of_all_records_in_a_fixed_order(tokenizer, tmp_path) 
             line = int(name.rpartition(":")[2]) - 1
             assert split_of(name, 0.3) == split
             assert side.store.document(number).tolist() == tokenizer.encode_document(f"word {line}")
-            assert side.classes[side.targets[number]] == lines[line]["label"]
+            assert side.label_names[side.targets[number]] == lines[line]["label"]
     numbered = opened([{"text": "a", "label": n} for n in (10, 9, 2)], ClassificationSchema(), tokenizer)
-    assert numbered.classes == ("2", "9", "10")
+    assert numbered.label_names == ("2", "9", "10")
     assert numbered.targets.tolist() == [2, 1, 0]
-    named = opened(lines, ClassificationSchema(classes=("c", "b", "a")), tokenizer)
+    named = opened(lines, ClassificationSchema(label_names=("c", "b", "a")), tokenizer)
     assert named.targets[:3].tolist() == [1, 0, 2]
 
 
@@ -113,7 +113,7 @@ def test_two_texts_in_one_document_have_two_types(tokenizer) -> None:
     """B110: one begin token, whatever is put together."""
     examples = opened(
         [{"text": "some", "second": "more", "label": n} for n in (0, 1)],
-        ClassificationSchema(second="second"),
+        ClassificationSchema(text_pair="second"),
         tokenizer,
     )
     first, second = tokenizer.encode_document("some"), [*tokenizer.encode("more"), tokenizer.eos_id]
@@ -180,9 +180,9 @@ def test_answers_are_found_by_characters(tokenizer) -> None:
             "record 1: a class is a text or a whole number, not None",
         ),
         (
-            ClassificationSchema(classes=("x", "y")),
+            ClassificationSchema(label_names=("x", "y")),
             {"text": "a", "label": "z"},
-            "class 'z' is not one of x, y; name it in classes",
+            "class 'z' is not one of x, y; name it in label_names",
         ),
         (ClassificationSchema(), {"text": "\ud800", "label": "y"}, "record 1: character 0 is the lone surrogate"),
         (
@@ -234,9 +234,9 @@ def test_what_is_no_source_is_refused(tokenizer, tmp_path) -> None:
         open_examples(tmp_path / "x.txt", ClassificationSchema(), tokenizer)
     with pytest.raises(DataError, match="none of the 1 examples falls into the heldout split"):
         open_examples(
-            [{"text": "a", "label": 1}], ClassificationSchema(), tokenizer, split="heldout", heldout_share=0.0
+            [{"text": "a", "label": 1}], ClassificationSchema(), tokenizer, split="heldout", heldout_fraction=0.0
         )
-    with pytest.raises(DataError, match="split is 'test'; choose train, heldout or all"):
+    with pytest.raises(ArgumentError, match="split is 'test'; choose train, heldout or all"):
         open_examples([{"text": "a", "label": 1}], ClassificationSchema(), tokenizer, split="test")
     with pytest.raises(DataError, match="the list of sources is empty"):
         open_examples([], ClassificationSchema(), tokenizer)
@@ -282,7 +282,7 @@ def test_labels_travel_with_their_tokens_through_pieces() -> None:
     store = TokenStore.of(ids)
     examples = Examples(store, {"labels": store.tokens.astype(np.int64) % 7}, whole=False)
     seen = Counter()
-    for batch in loader(examples, TokenLabelling(7), length=4).one_epoch():
+    for batch in loader(examples, TokenClassification(7), length=4).one_epoch():
         real = batch.segments != 0
         assert torch.equal(batch.labels[real], batch.tokens[real] % 7)
         assert (batch.labels[~real] == X).all()
@@ -372,13 +372,13 @@ def test_ranks_batches_and_seeds_draw_apart() -> None:
 def test_masked_tokens_of_a_cut_document_are_drawn_once() -> None:
     """Pieces overlap by one token for the next token's sake alone."""
     store = TokenStore.of([list(range(5, 25))])
-    batches = list(loader(store, MaskedLM(1, 30, (0,), share=1.0), length=6).one_epoch())
+    batches = list(loader(store, MaskedLM(1, 30, (0,), mlm_probability=1.0), length=6).one_epoch())
     assert Counter(torch.cat([b.labels[b.labels != X] for b in batches]).tolist()) == Counter(range(5, 25))
 
 
 @pytest.mark.parametrize(
     "change",
-    [{"objective": MaskedLM(1, 30, (0,), share=0.2)}, {"objective": PrefixLM()}],
+    [{"objective": MaskedLM(1, 30, (0,), mlm_probability=0.2)}, {"objective": PrefixLM()}],
 )
 def test_the_state_of_another_objective_is_refused(change) -> None:
     store = TokenStore.of([list(range(5, 25))])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pellucid.data import IGNORED, Batch, Document, Loader, Tokenizer, TokenStore, causal, open_corpus, pack
-from pellucid.errors import ConfigError, DataError
+from pellucid.errors import ArgumentError, DataError
 from pellucid.visibility import Layout
 
 DOCUMENTS = [[100 * n + t for t in range(size)] for n, size in enumerate([7, 1, 12, 0, 3, 30, 2, 9, 5, 4, 11], 1)]
@@ -75,8 +75,8 @@ def test_one_pass_gives_every_rank_the_same_number_of_batches(world_size: int) -
     del rows[(0,) * 8]
     assert rows == all_rows()
     assert all(batch.shape == (2, 8) for batches in passes for batch in batches)
-    counted = sum(len(batch.counted) for batches in passes for batch in batches)
-    assert counted == loader().counted == sum(max(len(d) - 1, 0) for d in DOCUMENTS)
+    counted = sum(len(batch.label_indices) for batches in passes for batch in batches)
+    assert counted == loader().num_token_pairs == sum(max(len(d) - 1, 0) for d in DOCUMENTS)
 
 
 def test_one_pass_leaves_the_stream_where_it_is() -> None:
@@ -166,7 +166,7 @@ def tokenizer() -> Tokenizer:
 
 def test_from_a_corpus(tokenizer: Tokenizer) -> None:
     documents = [Document(f"d{n}", "wörds " * n) for n in range(40)]
-    corpus = open_corpus(documents, heldout_share=0.5)
+    corpus = open_corpus(documents, heldout_fraction=0.5)
     seen: list[tuple[int, int]] = []
     for split in ("train", "heldout"):
         stream = Loader.from_corpus(
@@ -183,7 +183,7 @@ def test_from_a_corpus(tokenizer: Tokenizer) -> None:
 
 def test_every_document_start_is_predicted_from_begin(tokenizer: Tokenizer) -> None:
     """The first token of each text is charged: its label stands at the begin token."""
-    corpus = open_corpus([Document("a", "words"), Document("b", "more")], heldout_share=0.0)
+    corpus = open_corpus([Document("a", "words"), Document("b", "more")], heldout_fraction=0.0)
     (batch,) = Loader.from_corpus(corpus, tokenizer, batch_size=1, length=32).one_epoch()
     starts = (batch.tokens == tokenizer.bos_id) & (batch.segments != 0)
     assert batch.labels[starts].tolist() == [tokenizer.encode(text)[0] for text in ("words", "more")]
@@ -193,7 +193,7 @@ def test_every_document_start_is_predicted_from_begin(tokenizer: Tokenizer) -> N
 def test_chunks_of_text_change_nothing(tokenizer: Tokenizer, monkeypatch) -> None:
     corpus = open_corpus([Document(str(n), "words " * n) for n in range(30)])
     whole = TokenStore.from_corpus(corpus, tokenizer, "all")
-    monkeypatch.setattr("pellucid.data.token_store._CHUNK", 50)
+    monkeypatch.setattr("pellucid.data.examples._CHUNK", 50)
     assert TokenStore.from_corpus(corpus, tokenizer, "all").digest() == whole.digest()
 
 
@@ -222,7 +222,7 @@ def test_impossible_ids_are_refused(id_: int) -> None:
     ],
 )
 def test_impossible_settings_are_refused(settings: dict, match: str) -> None:
-    with pytest.raises(ConfigError, match=match):
+    with pytest.raises(ArgumentError, match=match):
         loader(**settings)
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pellucid.data import IGNORED, Batch, MaskedLM
-from pellucid.errors import ConfigError, DataError
+from pellucid.errors import ArgumentError, DataError
 
 V, MASK = 50, 3
 SPECIAL = (0, 1, 2)
@@ -42,7 +42,7 @@ def test_the_shares_are_those_asked_for() -> None:
 
 def test_labels_are_the_tokens_that_stood_there_and_no_others() -> None:
     batch = Batch.from_documents([[PLAIN, PLAIN[:7]], [PLAIN[3:]]], length=60, side="left")
-    given = masked(batch, share=0.5)
+    given = masked(batch, mlm_probability=0.5)
     chosen = given.labels != IGNORED
     assert torch.equal(given.labels[chosen], batch.tokens[chosen])
     assert torch.equal(given.tokens[~chosen], batch.tokens[~chosen])
@@ -56,13 +56,13 @@ def test_no_padding_and_no_special_token_is_ever_chosen(side) -> None:
     batch = Batch.from_documents([[[1, 7, 8, 2], [1, 9, 3, 2]], [[1, 2]]], side=side, length=11)
     tokens = torch.where(batch.segments == 0, 9, batch.tokens)
     batch = Batch(tokens, batch.positions, batch.segments)
-    given = masked(batch, share=1.0)
+    given = masked(batch, mlm_probability=1.0)
     assert given.labels[given.labels != IGNORED].tolist() == [7, 8, 9]
     assert torch.equal(given.tokens[batch.segments == 0], tokens[batch.segments == 0])
 
 
 def test_no_special_token_is_ever_drawn() -> None:
-    given = masked(Batch.from_rows([PLAIN * 100]), share=1.0, keep=0.0, random=1.0)
+    given = masked(Batch.from_rows([PLAIN * 100]), mlm_probability=1.0, keep_original_prob=0.0, random_replace_prob=1.0)
     drawn = torch.bincount(given.tokens.flatten(), minlength=V)
     assert drawn[: MASK + 1].tolist() == [0, 0, 0, 0]
     assert (drawn[MASK + 1 :] > 50).all()
@@ -89,7 +89,7 @@ def test_whole_words_stand_or_fall_together() -> None:
     assert (chosen.all(2) == chosen.any(2)).all()
     assert (chosen.all(2).sum(1) == 3).all()
     assert (chosen.all(2).float().mean(0) > 0).all()
-    split = masked(Batch.from_rows([[4, 5, 1, 5, 5]] * 200), share=0.5, word_starts=begins)
+    split = masked(Batch.from_rows([[4, 5, 1, 5, 5]] * 200), mlm_probability=0.5, word_starts=begins)
     first, second = (split.labels != IGNORED)[:, :2], (split.labels != IGNORED)[:, 3:]
     assert (first.all(1) == first.any(1)).all()
     assert (second.all(1) == second.any(1)).all()
@@ -115,17 +115,20 @@ def test_packed_documents_are_masked_as_separate_ones() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"share": 0.0}, "share is 0.0; give a share above 0 and at most 1"),
-        ({"share": float("nan")}, "share is nan"),
-        ({"keep": 0.6, "random": 0.6}, "keep is 0.6 and random 0.6"),
-        ({"keep": -0.1}, "keep is -0.1"),
+        ({"mlm_probability": 0.0}, "mlm_probability is 0.0; give a fraction above 0 and at most 1"),
+        ({"mlm_probability": float("nan")}, "mlm_probability is nan"),
+        (
+            {"keep_original_prob": 0.6, "random_replace_prob": 0.6},
+            "keep_original_prob is 0.6 and random_replace_prob 0.6",
+        ),
+        ({"keep_original_prob": -0.1}, "keep_original_prob is -0.1"),
         ({"mask_id": V}, f"special id {V} is not one of the {V} ids"),
         ({"word_starts": (True,)}, f"word_starts has 1 entries, but vocab_size is {V}"),
         ({"special_ids": tuple(range(V))}, f"all {V} ids are special"),
     ],
 )
 def test_impossible_settings_are_refused(settings, message) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ArgumentError, match=message):
         MaskedLM(**{"mask_id": MASK, "vocab_size": V, "special_ids": SPECIAL, **settings})
 
 

@@ -19,10 +19,10 @@ from pellucid.data import (
     SequenceToSequence,
     Span,
     SpanCorruption,
-    TokenLabelling,
+    TokenClassification,
     causal,
 )
-from pellucid.errors import ConfigError, DataError, InputError
+from pellucid.errors import ArgumentError, DataError, InputError
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -44,7 +44,7 @@ def test_each_position_predicts_the_next_token_and_no_other() -> None:
 def test_a_single_token_predicts_nothing() -> None:
     """B77."""
     assert labels(Batch.from_rows([[5], []])) == [[X], [X]]
-    assert causal(Batch.from_rows([[5]])).counted.tolist() == []
+    assert causal(Batch.from_rows([[5]])).label_indices.tolist() == []
     assert labels(Batch.from_rows([[], []])) == [[], []]
 
 
@@ -52,7 +52,7 @@ def test_document_ends_predict_nothing() -> None:
     """B44: lengths 3, 5, 1 give 2 + 4 + 0 = 6 targets of 9; none crosses a border."""
     batch = causal(Batch.packed([[1, 2, 3], [4, 5, 6, 7, 8], [9]]))
     assert batch.labels.tolist() == [[2, 3, X, 5, 6, 7, 8, X, X]]
-    assert batch.counted.tolist() == [0, 1, 3, 4, 5, 6]
+    assert batch.label_indices.tolist() == [0, 1, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("side", ["right", "left", "both"])
@@ -72,7 +72,7 @@ def test_the_end_token_inside_a_text_is_a_token() -> None:
 
 def test_label_zero_counts() -> None:
     """B83."""
-    assert causal(Batch.from_rows([[3, 0, 0]])).counted.tolist() == [0, 1]
+    assert causal(Batch.from_rows([[3, 0, 0]])).label_indices.tolist() == [0, 1]
 
 
 def test_given_labels_stay() -> None:
@@ -122,7 +122,7 @@ def test_targets_some_steps_ahead_stay_in_their_document() -> None:
     assert MultiStepTarget(9)(Batch.from_rows([[1, 2]])).labels.tolist() == [[X, X]]
     rows = Batch.from_rows([[1, 2, 3], [4]])
     assert torch.equal(MultiStepTarget(1)(rows).labels, causal(rows).labels)
-    with pytest.raises(ConfigError, match="steps is 0"):
+    with pytest.raises(ArgumentError, match="steps is 0"):
         MultiStepTarget(0)
 
 
@@ -140,7 +140,7 @@ def test_a_prefix_leaves_something_on_both_sides(share: float) -> None:
     size = 1 if share < 0.5 else 4
     batch = PrefixLM(share)(Batch.from_rows([[1, 2, 3, 4, 5]]))
     assert batch.groups.tolist() == [[1] * size + [0] * (5 - size)]
-    assert len(batch.counted) == 5 - size
+    assert len(batch.label_indices) == 5 - size
 
 
 def test_a_given_split_stays() -> None:
@@ -215,7 +215,7 @@ def two(**fields) -> Batch:
         (Regression(), {"targets": [[0.5], [-1.0]]}),
         (Regression(2), {"targets": [[0.5, 1.0], [2.0, 3.0]]}),
         (Span(), {"targets": [[0, 2], [X, X]]}),
-        (TokenLabelling(3), {"labels": [[0, X, 2, 1, X]]}),
+        (TokenClassification(3), {"labels": [[0, X, 2, 1, X]]}),
     ],
 )
 def test_given_answers_stay_as_they_are(objective, good) -> None:
@@ -238,8 +238,8 @@ def test_given_answers_stay_as_they_are(objective, good) -> None:
         (Span(), {"targets": [[0, 2], [0, 1]]}, r"document 1 goes from position 0 to 1, .* positions 0 … 0"),
         (Span(), {"targets": [[2, 1], [0, 0]]}, "document 0 goes from position 2 to 1"),
         (Span(), {"targets": [[X, 1], [0, 0]]}, "document 0 goes from position -100 to 1"),
-        (TokenLabelling(3), {}, r"TokenLabelling needs batch\.labels, and it is None"),
-        (TokenLabelling(3), {"labels": [[0, 1, 2, 3, X]]}, "class 3 was found, but there are 3 classes"),
+        (TokenClassification(3), {}, r"TokenClassification needs batch\.labels, and it is None"),
+        (TokenClassification(3), {"labels": [[0, 1, 2, 3, X]]}, "class 3 was found, but there are 3 classes"),
     ],
 )
 def test_impossible_answers_are_refused(objective, bad, message) -> None:
@@ -264,9 +264,9 @@ DRAWN = [PrefixLM(), MaskedLM(1, 20, (0, 2)), SpanCorruption((15, 16, 17, 18, 19
 
 
 @pytest.mark.parametrize("objective", DRAWN)
-def test_what_draws_says_that_it_needs_dice_and_follows_them(objective) -> None:
+def test_what_draws_says_that_it_needs_a_generator_and_follows_them(objective) -> None:
     batch = Batch.from_rows([list(range(3, 15))] * 8)
-    with pytest.raises(InputError, match=f"{type(objective).__name__}.* draws at random, but no dice were given"):
+    with pytest.raises(InputError, match=f"{type(objective).__name__}.* draws at random, but generator is None"):
         objective(batch)
     one, same, other = (objective(batch, generator(seed)) for seed in (0, 0, 1))
     assert torch.equal(one.labels, same.labels)
@@ -285,5 +285,5 @@ def test_every_objective_leaves_given_labels(objective) -> None:
 def test_nothing_to_learn_from_counts_nothing(objective) -> None:
     """B79's kind: rows of padding alone, as the last ranks of one pass get them."""
     batch = objective(Batch.from_rows([[], []], length=4), generator())
-    assert batch.counted.tolist() == []
+    assert batch.label_indices.tolist() == []
     assert batch.shape[0] == 2

@@ -85,4 +85,4 @@ def test_packed_rows_count_each_pair_once(documents: list[list[int]], length: in
     rows = list(pack(documents, length))
     if rows:
         batch = causal(Batch.from_documents(rows, length=length))
-        assert len(batch.counted) == sum(max(len(d) - 1, 0) for d in documents)
+        assert len(batch.label_indices) == sum(max(len(d) - 1, 0) for d in documents)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pellucid.data import Batch, SpanCorruption, causal
-from pellucid.errors import ConfigError, DataError, InputError, ShapeError
+from pellucid.errors import ArgumentError, DataError, InputError, ShapeError
 
 SENTINELS = tuple(range(900, 960))
 EOS, START = 1, 0
@@ -55,7 +55,7 @@ def rebuilt(source: list[int], tokens: list[int]) -> list[int]:
     st.integers(0, 9),
 )
 def test_source_and_tokens_hold_each_token_once(rows, share, mean_span, seed) -> None:
-    batch = corrupt(Batch.from_documents(rows, length=120), seed, share=share, mean_span=mean_span)
+    batch = corrupt(Batch.from_documents(rows, length=120), seed, noise_density=share, mean_noise_span_length=mean_span)
     assert torch.equal(batch.labels, causal(Batch(batch.tokens, batch.positions, batch.segments)).labels)
     documents = [document for row in rows for document in row if document]
     for document, (source, tokens) in zip(documents, halves(batch), strict=True):
@@ -74,12 +74,12 @@ def test_lengths_are_those_of_t5(length, noise, spans) -> None:
 
 def test_spans_are_no_more_than_what_stays() -> None:
     """27 spans of 1 token could not be kept apart by the 3 that stay."""
-    assert SpanCorruption(SENTINELS, EOS, START, share=0.9, mean_span=1.0).counts(30) == (27, 3)
+    assert SpanCorruption(SENTINELS, EOS, START, noise_density=0.9, mean_noise_span_length=1.0).counts(30) == (27, 3)
 
 
 def test_a_worked_case() -> None:
     """Share 0.5, spans of 2: 2 of 4 tokens in one span, which begins at 0, 1 or 2, each as often."""
-    batch = corrupt(Batch.from_rows([[5, 6, 7, 8]] * 900), share=0.5, mean_span=2.0)
+    batch = corrupt(Batch.from_rows([[5, 6, 7, 8]] * 900), noise_density=0.5, mean_noise_span_length=2.0)
     counts = Counter((tuple(source), tuple(tokens)) for source, tokens in halves(batch))
     s = SENTINELS[0]
     expected = {
@@ -119,14 +119,14 @@ def test_rows_of_a_fixed_length() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"share": 1.5}, "share is 1.5"),
-        ({"mean_span": 0.5}, "mean_span is 0.5"),
+        ({"noise_density": 1.5}, "noise_density is 1.5"),
+        ({"mean_noise_span_length": 0.5}, "mean_noise_span_length is 0.5"),
         ({"sentinel_ids": (900, 900)}, "name an id twice"),
         ({"sentinel_ids": (900, EOS)}, "eos_id 1 and sentinel_ids name an id twice"),
     ],
 )
 def test_impossible_settings_are_refused(settings, message) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ArgumentError, match=message):
         SpanCorruption(**{"sentinel_ids": SENTINELS, "eos_id": EOS, "start_id": START, **settings})
 
 

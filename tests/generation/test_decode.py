@@ -209,11 +209,11 @@ def test_sources_must_be_what_the_model_reads() -> None:
 
 
 def test_a_model_that_says_no_tokens_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="this Linear cannot go on from a prompt"):
+    with pytest.raises(UnsupportedError, match="this Linear cannot continue a prompt"):
         generate_ids(torch.nn.Linear(2, 2), [[1]])
     model = TableModel.random(9)
     model.head_name = "token_classifier"
-    with pytest.raises(UnsupportedError, match="with the head token_classifier says no tokens"):
+    with pytest.raises(UnsupportedError, match="with the head token_classifier predicts no tokens"):
         generate_ids(model, [[1]])
 
 

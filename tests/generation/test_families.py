@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from pellucid.batch import Batch
-from pellucid.data.load_examples import open_examples
-from pellucid.data.schemas import PromptCompletionSchema, Seq2SeqSchema
+from pellucid.data.schemas import PromptCompletionSchema, Seq2SeqSchema, open_examples
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import InputError, LengthError, UnsupportedError
 from pellucid.generation import BeamSearchConfig, GenerationConfig, beam_search, decode, generate, generate_ids
-from pellucid.generation.inputs import model_inputs, reads_sources
+from pellucid.generation.config import model_inputs, reads_sources
 from pellucid.models.build import build
 from pellucid.models.config import ModelConfig
 from pellucid.models.model import Model
@@ -214,10 +213,10 @@ def test_texts_reach_a_model_as_they_did_in_training() -> None:
 
 
 def test_models_that_say_no_tokens_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match="this Encoder cannot go on from a prompt"):
+    with pytest.raises(UnsupportedError, match="this Encoder cannot continue a prompt"):
         generate_ids(made("plain", family="encoder", layers=["full()"]), [[1]])
     classifier = made("plain", head={"kind": "sequence_classification", "num_labels": 2})
-    with pytest.raises(UnsupportedError, match=r"this Decoder with the head \w+ says no tokens"):
+    with pytest.raises(UnsupportedError, match=r"this Decoder with the head \w+ predicts no tokens"):
         beam_search(classifier, [[1]])
 
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import resource
 from dataclasses import replace
 from pathlib import Path
@@ -38,12 +39,7 @@ STEP = Stepped(
 )
 VALID = Validated(
     step=3,
-    bits_per_byte=2.5,
-    nats=400.0,
-    loss=5.0,
-    tokens=80,
-    bytes=200,
-    documents=4,
+    result=Validation(nats=500 * math.log(2), tokens=80, bytes=200, documents=4),
     final=False,
     best=True,
     seconds=0.1,
@@ -63,7 +59,7 @@ def test_steps_and_validations_are_lines_of_json(tmp_path: Path) -> None:
     first, second, third = (json.loads(line, parse_constant=pytest.fail) for line in text.splitlines())
     assert first["kind"], second["kind"] == ("step", "validation")
     assert (first["loss"], first["learning_rate"], first["grad_norm"], first["num_targets"]) == (5.5, 1e-3, 0.75, 100)
-    assert second["bits_per_byte"] == 2.5
+    assert second["bits_per_byte"] == VALID.result.bits_per_byte == pytest.approx(2.5)
     assert third["loss"] == "inf"
 
 
@@ -176,7 +172,7 @@ def test_the_validation_at_the_end_is_read_back_exactly(tmp_path: Path) -> None:
     metrics = MetricsLog(tmp_path / "metrics.jsonl")
     metrics(VALID)
     assert metrics.final(3) is None
-    metrics(replace(VALID, final=True, nats=0.1 + 0.2))
+    metrics(replace(VALID, final=True, result=VALID.result._replace(nats=0.1 + 0.2)))
     assert metrics.final(3) == Validation(0.1 + 0.2, 80, 200, 4)
     assert metrics.final(4) is None
 

@@ -144,7 +144,7 @@ def test_a_run_from_text_to_checkpoint(tmp_path: Path, words: dict[str, Any]) ->
 def test_the_last_validation_is_over_all_held_out_documents(tmp_path: Path, words: dict[str, Any], texts: Path) -> None:
     result = train(config(words), tmp_path / "run")
     checkpoint = load(result.checkpoint, check="digests")
-    heldout = list(open_corpus(str(texts / "*.txt"), heldout_share=0.25).documents("heldout"))
+    heldout = list(open_corpus(str(texts / "*.txt"), heldout_fraction=0.25).documents("heldout"))
     found = bits_per_byte(checkpoint.model, checkpoint.tokenizer, heldout, length=16, stride=8)
     assert result.validation == found
     assert found.documents == len(heldout)

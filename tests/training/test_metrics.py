@@ -14,7 +14,7 @@ from pellucid.models import ModelConfig, build
 from pellucid.training.config import TrainConfig
 from pellucid.training.evaluation import exact_matches, generation_tasks
 from pellucid.training.metrics import MSE, Accuracy, RetrievalAccuracy, SpanExactMatch, best_span, metric_of
-from pellucid.training.results import MetricValue, Validation, read_back
+from pellucid.training.results import MetricValue, Validation, parse_validation
 
 
 class Says(nn.Module):
@@ -141,12 +141,12 @@ FOUND = Validation(
 
 def test_what_is_logged_reads_back_equal_and_nothing_else_does() -> None:
     line: dict[str, Any] = {"nats": 6.5, "tokens": 4, "bytes": 0, "documents": 3, **FOUND.to_dict()}
-    assert read_back(line) == FOUND
+    assert parse_validation(line) == FOUND
     odd: list[dict[str, Any]] = [
         {"nats": 6}, {"tokens": 0}, {"documents": True}, {"item": None}, {"metrics": []}, {"metrics": {"a": 1}},
         {"metrics": {"a": {"value": "inf", "baseline": None}}}, {"baseline": 3}, {"bytes": -1},
     ]  # fmt: skip
-    assert [read_back(line | change) for change in odd] == [None] * len(odd)
-    assert read_back({"nats": 6.5, "tokens": 4, "bytes": 9, "documents": 3}) == Validation(6.5, 4, 9, 3)
+    assert [parse_validation(line | change) for change in odd] == [None] * len(odd)
+    assert parse_validation({"nats": 6.5, "tokens": 4, "bytes": 9, "documents": 3}) == Validation(6.5, 4, 9, 3)
     assert str(FOUND) == "nats a document 1.6250 (baseline 2.0000), accuracy 0.5000"
     assert math.isnan(FOUND.bits_per_byte)

@@ -10,8 +10,8 @@ from helpers.small_jobs import LAYERS, RUN, examples, job
 from helpers.small_run import StopAt, assert_same, warned
 from pellucid.checkpoints.loading import read_label_names
 from pellucid.configfile import to_yaml
-from pellucid.data.special_tokens import MASK, sentinels
 from pellucid.data.tokenizer import Tokenizer
+from pellucid.data.vocabulary import MASK, sentinels
 from pellucid.errors import CheckpointError, ConfigError
 from pellucid.training import train
 from pellucid.training.config import TrainConfig
@@ -88,12 +88,12 @@ def test_words_of_an_objective() -> None:
         ({"model": PAIR}, "'seq2seq' learns from examples, but data.source is 'python-source'"),
         (
             {"model": head("token_classification", num_labels=3), **FILE}
-            | {"objective": {"kind": "token_classification", "classes": ["a", "b"]}},
-            r"objective\.classes has 2 names, but model\.head\.num_labels is 3",
+            | {"objective": {"kind": "token_classification", "label_names": ["a", "b"]}},
+            r"objective\.label_names has 2 names, but model\.head\.num_labels is 3",
         ),
         (
             {"model": head("sequence_classification", num_labels=2), **FILE}
-            | {"objective": {"kind": "classification", "classes": ["a", "a"]}},
+            | {"objective": {"kind": "classification", "label_names": ["a", "a"]}},
             "names 'a' twice",
         ),
         (
@@ -240,7 +240,7 @@ def test_what_a_classifier_leaves(tmp_path: Path) -> None:
     assert "bits/byte" not in str(result)
     summary = read_run(tmp_path / "run")
     assert (summary.state, summary.measure, summary.final) == ("finished", "loss", result.validation.loss)
-    best = min(e.loss for e in events if isinstance(e, Validated) and not e.final)
+    best = min(e.result.loss for e in events if isinstance(e, Validated) and not e.final)
     assert summary.best == best
 
 

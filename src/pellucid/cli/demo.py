@@ -84,7 +84,7 @@ def _summary(config: TrainConfig, result: TrainResult, started: float) -> tuple[
     from pellucid.generation import generate
 
     checkpoint = load(result.checkpoint)
-    heldout = open_corpus(config.data.source, heldout_share=config.data.heldout_fraction)
+    heldout = open_corpus(config.data.source, heldout_fraction=config.data.heldout_fraction)
     _say("asking the model who sees whom")
     probe = checkpoint.probe()
     probe.name = str(result.checkpoint)

@@ -90,7 +90,7 @@ def _generate(checkpoint: str, texts: list[str], params: Any, as_json: bool, **o
     from pellucid.checkpoints import load
     from pellucid.generation import BeamSearchConfig, generate_n_best, stream
     from pellucid.generation import generate as complete
-    from pellucid.generation.inputs import reads_sources
+    from pellucid.generation.config import reads_sources
 
     loaded = load(checkpoint)
     before = ["" if reads_sources(loaded.model) else text for text in texts]  # a decoder does not continue its source

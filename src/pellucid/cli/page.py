@@ -229,11 +229,10 @@ def _routing(steps: list[dict[str, Any]]) -> list[Curves]:
 
 
 def _real(value: object) -> float:
-    """A number out of somebody's file; NaN for anything else."""
-    try:
-        return float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else float("nan")
-    except (ValueError, OverflowError):
-        return float("nan")
+    """A number from somebody's file; NaN for anything else."""
+    from pellucid.training.run_summary import real
+
+    return math.nan if (found := real(value)) is None else found
 
 
 def _sample(run: Path) -> list[Section]:
@@ -260,21 +259,16 @@ def _sample(run: Path) -> list[Section]:
 
 
 def _circumstances(run: Any) -> list[Table]:
+    from pellucid.configfile.config import flatten
     from pellucid.records import Table
     from pellucid.training.environment import read_environment
 
     environment = read_environment(run.run)
     environment.pop("sessions", None)
-    return [
-        Table(title, ("key", "value"), tuple(_flat(mapping).items()))
-        for title, mapping in (("Configuration", run.config), ("Environment", environment))
-        if mapping
-    ]
 
+    def rows(mapping: dict[str, Any]) -> tuple[tuple[Cell, ...], ...]:
+        flat = flatten(mapping).items()
+        return tuple((key, value if isinstance(value, int | float) else str(value)[:1000]) for key, value in flat)
 
-def _flat(value: Any, name: str = "") -> dict[str, Any]:
-    """``{"a": {"b": 1}}`` as ``{"a.b": "1"}``."""
-    if not isinstance(value, dict) or (name and not value):
-        return {name: value if isinstance(value, int | float) else str(value)[:1000]}
-    inside = (_flat(part, f"{name}.{key}" if name else str(key)) for key, part in value.items())
-    return {key: part for parts in inside for key, part in parts.items()}
+    parts = (("Configuration", run.config), ("Environment", environment))
+    return [Table(title, ("key", "value"), rows(mapping)) for title, mapping in parts if mapping]

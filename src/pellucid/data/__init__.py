@@ -3,8 +3,7 @@
 from pellucid.batch import IGNORED, Batch
 from pellucid.data.chat import PLAIN, ChatTemplate, encode_chat, encode_prompt
 from pellucid.data.corpus import Corpus, Document, open_corpus, split_of
-from pellucid.data.examples import Examples
-from pellucid.data.load_examples import open_examples
+from pellucid.data.examples import Examples, TokenStore
 from pellucid.data.loader import Loader
 from pellucid.data.objectives import (
     Classification,
@@ -16,7 +15,7 @@ from pellucid.data.objectives import (
     SequenceToSequence,
     Span,
     SpanCorruption,
-    TokenLabelling,
+    TokenClassification,
     causal,
 )
 from pellucid.data.packing import pack
@@ -28,10 +27,10 @@ from pellucid.data.schemas import (
     Seq2SeqSchema,
     SimilarityPairSchema,
     TokenClassificationSchema,
+    open_examples,
 )
-from pellucid.data.special_tokens import MASK, sentinels
-from pellucid.data.token_store import TokenStore
 from pellucid.data.tokenizer import Tokenizer
+from pellucid.data.vocabulary import MASK, sentinels
 
 __all__ = [
     "IGNORED",
@@ -58,8 +57,8 @@ __all__ = [
     "SimilarityPairSchema",
     "Span",
     "SpanCorruption",
+    "TokenClassification",
     "TokenClassificationSchema",
-    "TokenLabelling",
     "TokenStore",
     "Tokenizer",
     "causal",

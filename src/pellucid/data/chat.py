@@ -18,9 +18,9 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from pellucid.data.records import lone_surrogate, surrogate_at
 from pellucid.data.sandbox import DEFAULT, Limits, render
-from pellucid.data.special_tokens import BEGIN, END, PAD
 from pellucid.data.tokenizer import with_begin
-from pellucid.errors import InputError
+from pellucid.data.vocabulary import BEGIN, END, PAD
+from pellucid.errors import ArgumentError, DataError
 from pellucid.messages import printable
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -77,7 +77,7 @@ class ChatTemplate:
     def __init__(self, text: str, *, limits: Limits = DEFAULT) -> None:
         self.text, self.limits = text, limits
         if (at := surrogate_at(text)) is not None:
-            raise InputError(f"the chat template cannot be used: {lone_surrogate(text, at)}")
+            raise ArgumentError(f"the chat template cannot be used: {lone_surrogate(text, at)}")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, limits: Limits = DEFAULT) -> ChatTemplate:
@@ -87,9 +87,9 @@ class ChatTemplate:
                 data = file.read(4 * limits.template + 1)
             return cls(data.decode("utf-8"), limits=limits)
         except OSError as error:
-            raise InputError(f"cannot read the chat template {printable(path)}: {error.strerror}") from error
+            raise DataError(f"cannot read the chat template {printable(path)}: {error.strerror}") from error
         except UnicodeDecodeError as error:
-            raise InputError(
+            raise DataError(
                 f"the chat template {printable(path)} is not UTF-8: byte {error.start}; convert it"
             ) from error
 
@@ -146,7 +146,7 @@ def encode_chat(
         ids += tokenizer.encode(text) if special is None else [special]
     bos_id = tokenizer.bos_id
     if bos_id is not None and ids[:2] == [bos_id, bos_id]:
-        raise InputError("the chat template writes the begin token twice at the start; take one of them out")
+        raise ArgumentError("the chat template writes the begin token twice at the start; take one of them out")
     return with_begin(bos_id, ids)
 
 
@@ -169,7 +169,7 @@ def _pieces(
     """What the template writes, cut at its special tokens; other text never is one."""
     ends = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id, "pad_token": tokenizer.pad_id}
     if taken := sorted(ends.keys() & variables.keys()):
-        raise InputError(f"{taken[0]} is the tokenizer's own in a chat that becomes ids; leave it out")
+        raise ArgumentError(f"{taken[0]} is the tokenizer's own in a chat that becomes ids; leave it out")
     given = _variables(messages, add_generation_prompt, variables)
     marks = _Marks(tokenizer.special_ids, template.text + json.dumps(given, ensure_ascii=False))
     given |= {name: "" if id_ is None else marks.of_id[id_] for name, id_ in ends.items()}
@@ -206,7 +206,7 @@ class _Marks:
             if number % 2:
                 yield TemplatePiece(self.spelt[self._ids[part]], self._ids[part])
             elif self._part.search(part):
-                raise InputError("the chat template changes a special token after writing it; leave it as it is")
+                raise ArgumentError("the chat template changes a special token after writing it; leave it as it is")
             elif part:
                 yield TemplatePiece(part)
 
@@ -223,7 +223,7 @@ def _absent(count: int, inputs: str) -> list[str]:
     """``count`` private-use characters that are not in ``inputs`` and cannot be foreseen."""
     used = {ord(character) for character in set(inputs) if ord(character) >= _PRIVATE.start}
     if count + len(used) > len(_PRIVATE) // 2:
-        raise InputError(f"the chat holds {len(used)} different private-use characters; take some out")
+        raise ArgumentError(f"the chat holds {len(used)} different private-use characters; take some out")
     found: dict[int, None] = {}
     while len(found) < count:
         if (drawn := _PRIVATE[secrets.randbelow(len(_PRIVATE))]) not in used:
@@ -238,7 +238,7 @@ def _refuse_composed(marks: _Marks, pieces: Sequence[TemplatePiece]) -> None:
     """
     for text, special in pieces:
         if special is None and (found := marks.tokens.search(text)):
-            raise InputError(
+            raise ArgumentError(
                 f"the chat template puts the special token {found[0]!r} together from parts, where it is "
                 "indistinguishable from text that only spells it; write it in one piece"
             )
@@ -250,36 +250,38 @@ def _variables(messages: Messages, add_generation_prompt: bool, variables: Mappi
         if name not in VARIABLES:
             near = difflib.get_close_matches(name, VARIABLES, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(VARIABLES)}"
-            raise InputError(f"a chat template has no variable {name[:40]!r}; {hint}")
+            raise ArgumentError(f"a chat template has no variable {name[:40]!r}; {hint}")
         if type(value) is not VARIABLES[name]:
             wanted = "true or false" if VARIABLES[name] is bool else "text"
-            raise InputError(f"{name} is {value!r:.40}, but must be {wanted}")
+            raise ArgumentError(f"{name} is {value!r:.40}, but must be {wanted}")
         if isinstance(value, str):
             _check_text(value, name)
     if not isinstance(add_generation_prompt, bool):
-        raise InputError(f"add_generation_prompt is {add_generation_prompt!r:.40}, but must be true or false")
+        raise ArgumentError(f"add_generation_prompt is {add_generation_prompt!r:.40}, but must be true or false")
     return {"messages": _checked(messages), "add_generation_prompt": add_generation_prompt, **variables}
 
 
 def _checked(messages: Messages) -> list[dict[str, str]]:
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence) or not messages:
-        raise InputError('messages must be a list like [{"role": "user", "content": "Hello"}], and not empty')
+        raise ArgumentError('messages must be a list like [{"role": "user", "content": "Hello"}], and not empty')
     size = 0
     for number, message in enumerate(messages):
         if not isinstance(message, Mapping) or set(message) != {"role", "content"}:
             found = sorted(map(str, message)) if isinstance(message, Mapping) else type(message).__name__
-            raise InputError(f"message {number} has {found!s:.80}; give it a role and a content, and nothing else")
+            raise ArgumentError(f"message {number} has {found!s:.80}; give it a role and a content, and nothing else")
         if message["role"] not in ROLES:
-            raise InputError(f"message {number} has the role {message['role']!r:.40}; choose one of {', '.join(ROLES)}")
+            raise ArgumentError(
+                f"message {number} has the role {message['role']!r:.40}; choose one of {', '.join(ROLES)}"
+            )
         _check_text(message["content"], f"the content of message {number}")
         size += len(message["content"])
     if size > _LARGEST_TEXT:
-        raise InputError(f"the messages have {size} characters together, at most {_LARGEST_TEXT} are read")
+        raise ArgumentError(f"the messages have {size} characters together, at most {_LARGEST_TEXT} are read")
     return [dict(message) for message in messages]
 
 
 def _check_text(text: object, what: str) -> None:
     if not isinstance(text, str):
-        raise InputError(f"{what} is {type(text).__name__}, not text")
+        raise ArgumentError(f"{what} is {type(text).__name__}, not text")
     if (at := surrogate_at(text)) is not None:
-        raise InputError(f"{what} cannot be encoded: {lone_surrogate(text, at)}")
+        raise ArgumentError(f"{what} cannot be encoded: {lone_surrogate(text, at)}")

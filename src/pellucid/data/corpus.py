@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from pellucid.data.records import BUILT_IN, File, find, python_source, read
-from pellucid.errors import ConfigError, DataError
+from pellucid.errors import ArgumentError, DataError
 from pellucid.messages import printable
 
 Source = str | os.PathLike[str] | Sequence["str | os.PathLike[str] | Document"]
 
 SPLITS = ("train", "heldout", "all")
 
-HELDOUT_SHARE = 1 / 64
-"""The default share of a corpus that is held out from training."""
+HELDOUT_FRACTION = 1 / 64
+"""The default fraction of a corpus that is held out from training."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,19 @@ class _Summary(NamedTuple):
     digest: str
 
 
-def split_of(name: str, share: float = HELDOUT_SHARE) -> Literal["train", "heldout"]:
+def split_of(name: str, fraction: float = HELDOUT_FRACTION) -> Literal["train", "heldout"]:
     """On which side a document lies: decided by SHA-256 of its name alone, for good."""
     number = int.from_bytes(hashlib.sha256(name.encode("utf-8")).digest()[:8], "big")
-    return "heldout" if number < share * 2**64 else "train"
+    return "heldout" if number < fraction * 2**64 else "train"
 
 
-def open_corpus(source: Source, *, text_field: str = "text", heldout_share: float = HELDOUT_SHARE) -> Corpus:
+def check_split(split: object) -> None:
+    """Refuse what is no side of a corpus."""
+    if split not in SPLITS:
+        raise ArgumentError(f"split is {split!r}; choose train, heldout or all")
+
+
+def open_corpus(source: Source, *, text_field: str = "text", heldout_fraction: float = HELDOUT_FRACTION) -> Corpus:
     """The corpus that ``source`` means.
 
     ``source`` is ``"python-source"`` (the running Python's standard library), a file, a glob pattern
@@ -58,8 +64,8 @@ def open_corpus(source: Source, *, text_field: str = "text", heldout_share: floa
     Names are relative to the folder that all named sources share. A file meant twice is read once.
     What exists is checked here; what is in it, on reading.
     """
-    if not 0 <= heldout_share <= 1:
-        raise ConfigError(f"heldout_share is {heldout_share!r}; give a share between 0 and 1")
+    if not 0 <= heldout_fraction <= 1:
+        raise ArgumentError(f"heldout_fraction is {heldout_fraction!r}; give a fraction between 0 and 1")
     sources = [source] if isinstance(source, str | os.PathLike) else list(source)
     if not sources:
         raise DataError("the list of sources is empty; name a file, a pattern or python-source")
@@ -81,7 +87,7 @@ def open_corpus(source: Source, *, text_field: str = "text", heldout_share: floa
     ordered = sorted(distinct.values(), key=lambda file: (file.name, file.path))
     what = ", ".join(printable(item.name if isinstance(item, Document) else item) for item in sources[:3])
     more = f" and {len(sources) - 3} more" if len(sources) > 3 else ""
-    return Corpus(tuple(ordered), tuple(documents), text_field, heldout_share, what + more)
+    return Corpus(tuple(ordered), tuple(documents), text_field, heldout_fraction, what + more)
 
 
 def _find(item: str | os.PathLike[str]) -> tuple[Path, list[Path]]:
@@ -103,13 +109,12 @@ class Corpus:
     files: tuple[File, ...] = field(repr=False)
     given: tuple[Document, ...] = field(repr=False)
     text_field: str
-    heldout_share: float
+    heldout_fraction: float
     source: str
 
     def documents(self, split: str = "train") -> Iterator[Document]:
         """The documents of ``split``, one in memory at a time; a split without any is an error."""
-        if split not in SPLITS:
-            raise DataError(f"split is {split!r}; choose train, heldout or all")
+        check_split(split)
         return self._documents(split)
 
     def _documents(self, split: str) -> Iterator[Document]:
@@ -127,7 +132,7 @@ class Corpus:
 
     def _records(self, split: str) -> Iterator[tuple[str, str | None]]:
         def wanted(name: str) -> bool:
-            return split == "all" or split_of(name, self.heldout_share) == split
+            return split == "all" or split_of(name, self.heldout_fraction) == split
 
         for file in self.files:
             yield from read(file, self.text_field, wanted)
@@ -137,8 +142,8 @@ class Corpus:
         if split == "all":
             return f"{self.source} holds no document at all; name files that hold text"
         return (
-            f"no document of {self.source} falls into the {split} split (by name, heldout_share "
-            f"{self.heldout_share:g}); change heldout_share, give more files, or give the held-out text "
+            f"no document of {self.source} falls into the {split} split (by name, heldout_fraction "
+            f"{self.heldout_fraction:g}); change heldout_fraction, give more files, or give the held-out text "
             "as a corpus of its own"
         )
 

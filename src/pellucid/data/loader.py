@@ -20,13 +20,12 @@ import torch
 
 from pellucid.batch import Batch
 from pellucid.data.corpus import Corpus
-from pellucid.data.examples import Examples
+from pellucid.data.examples import Examples, Progress, TokenStore
 from pellucid.data.objectives import Objective, causal
-from pellucid.data.objectives.base import describe, overlap_of
+from pellucid.data.objectives.causal_lm import describe, overlap_of
 from pellucid.data.packing import DocumentSlice, assemble_rows, concat_ranges, pack_split, pack_whole
-from pellucid.data.token_store import Progress, TokenStore
 from pellucid.data.tokenizer import Tokenizer
-from pellucid.errors import ConfigError, DataError
+from pellucid.errors import ArgumentError, DataError
 
 _SHUFFLED, _IN_ORDER = 0, 1
 """What a batch is drawn for: the endless stream, or one pass."""
@@ -116,7 +115,7 @@ class Loader:
         return len(self.store.tokens)
 
     @property
-    def counted(self) -> int:
+    def num_token_pairs(self) -> int:
         """Pairs (token, next token) in an epoch, over all ranks: what the causal objective counts."""
         return int(np.maximum(self.store.lengths - 1, 0).sum())
 
@@ -272,8 +271,8 @@ class Prefetcher:
 
 def _check(batch_size: int, seed: int, rank: int, world_size: int) -> None:
     if batch_size < 1:
-        raise ConfigError(f"batch_size is {batch_size}; give 1 row or more")
+        raise ArgumentError(f"batch_size is {batch_size}; give 1 row or more")
     if seed < 0:
-        raise ConfigError(f"seed is {seed}; give 0 or a positive number")
+        raise ArgumentError(f"seed is {seed}; give 0 or a positive number")
     if not 0 <= rank < world_size:
-        raise ConfigError(f"rank is {rank} and world_size {world_size}; ranks are 0 … world_size-1")
+        raise ArgumentError(f"rank is {rank} and world_size {world_size}; ranks are 0 … world_size-1")

@@ -114,6 +114,7 @@ Wanted = Callable[[str], bool]
 """Whether the record of this name is wanted; others are skipped unread."""
 
 _LARGEST_LINE = 256 << 20
+_LARGEST_NUMBER = 3.4028234663852886e38  # of float32
 
 
 class Record(NamedTuple):
@@ -131,6 +132,34 @@ class Record(NamedTuple):
         if not isinstance(value, str):
             raise DataError(f"{self.where}: field {printable(field)!r} holds {type(value).__name__}, not text")
         return check_utf8(value, self.where)
+
+    def sequence(self, field: str) -> list[Any]:
+        """The list in ``field``."""
+        value = self.values[field]
+        if not isinstance(value, list | tuple):
+            raise DataError(f"{self.where}: field {printable(field)!r} holds {type(value).__name__}, not a list")
+        return list(value)
+
+    def texts(self, field: str) -> list[str]:
+        """The list of texts in ``field``."""
+        words = self.sequence(field)
+        for word in words:
+            if not isinstance(word, str):
+                raise DataError(f"{self.where}: field {printable(field)!r} holds {printable(word)!r}, not only texts")
+            check_utf8(word, self.where)
+        return words
+
+    def numbers(self, field: str) -> list[float] | float:
+        """The finite number in ``field``, or the list of them."""
+        value = self.values[field]
+        given = list(value) if isinstance(value, list | tuple) else [value]
+        for number in given:
+            if isinstance(number, bool) or not isinstance(number, int | float) or not abs(number) <= _LARGEST_NUMBER:
+                shown = printable(repr(number))[:40]
+                raise DataError(
+                    f"{self.where}: field {printable(field)!r} holds {shown}, not a number that float32 can hold"
+                )
+        return [float(number) for number in given] if isinstance(value, list | tuple) else float(given[0])
 
 
 def read(file: File, text_field: str, wanted: Wanted) -> Iterator[tuple[str, str | None]]:

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pellucid.errors import InputError
+from pellucid.errors import ArgumentError, UnsupportedError
 
 MEMORY = 256 << 20
 """Bytes that the process may use, where the system can limit that (Linux; most others ignore it)."""
@@ -47,10 +47,10 @@ def render(template: str, variables: Mapping[str, Any], specials: Mapping[str, s
     """What ``template`` writes. A key of ``specials`` that its own text spells out is written as its value.
 
     Raises:
-        InputError: the template is wrong, refuses its messages, or costs too much; nothing of it was run here.
+        ArgumentError: the template is wrong, refuses its messages, or costs too much; nothing of it was run here.
     """
     if len(template) > limits.template:
-        raise InputError(
+        raise ArgumentError(
             f"the chat template has {len(template)} characters, at most {limits.template} are read; is it a template?"
         )
     request = {
@@ -63,7 +63,7 @@ def render(template: str, variables: Mapping[str, Any], specials: Mapping[str, s
     }
     reply = _worker.request(request, limits.seconds)
     if "error" in reply:
-        raise InputError(f"the chat template cannot be used: {reply['error']}; correct it or choose another")
+        raise ArgumentError(f"the chat template cannot be used: {reply['error']}; correct it or choose another")
     return str(reply["text"])
 
 
@@ -88,12 +88,12 @@ class _Worker:
                 return reply
             except _EndedError:
                 self.close()
-                raise InputError(
+                raise ArgumentError(
                     "the chat template cannot be used: it ended the process that renders it; choose another"
                 ) from None
             except TimeoutError:
                 self.close()
-                raise InputError(
+                raise ArgumentError(
                     f"the chat template cannot be used: it takes longer than {seconds:g} s; choose another"
                 ) from None
             except BaseException:  # a reply that nobody reads must not become the next one's
@@ -109,7 +109,7 @@ class _Worker:
             _within(self._process, _START_SECONDS, None)
         except (_EndedError, TimeoutError):
             self.close()
-            raise InputError(
+            raise UnsupportedError(
                 "no process for chat templates could be started; is jinja2 installed, and may new processes be started?"
             ) from None
         return self._process

@@ -20,8 +20,7 @@ from tokenizers import Tokenizer as _Backend
 from tokenizers import decoders, pre_tokenizers
 
 from pellucid.data.records import lone_surrogate
-from pellucid.data.special_tokens import BEGIN, END, PAD, UNKNOWN, USUAL_NAMES, in_order
-from pellucid.data.tokenizer_training import Kind, train_tokenizer
+from pellucid.data.vocabulary import BEGIN, END, PAD, UNKNOWN, USUAL_NAMES, Kind, in_order, train_tokenizer
 from pellucid.errors import DataError, UnsupportedError
 from pellucid.messages import printable
 

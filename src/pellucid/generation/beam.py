@@ -6,7 +6,7 @@ when it has ``num_return_sequences`` finished sequences and no unfinished one ca
 length penalty, whatever its sign: log-probabilities are never positive, so a sum can only fall while the penalty takes
 a known range.
 
-Ties: equal sums rank by the unfinished sequence that they go on from, the better one first, then by token id, lower
+Ties: equal sums rank by the unfinished sequence that they continue, the better one first, then by token id, lower
 first; of equal scores the sequence that ended earlier comes first, then that of the better rank.
 """
 
@@ -19,10 +19,8 @@ import torch
 from torch import nn
 
 from pellucid.errors import ArgumentError
-from pellucid.generation.config import BeamSearchConfig
-from pellucid.generation.decode import FinishReason, Generated
-from pellucid.generation.inputs import Ids, check_lists, check_requests
-from pellucid.generation.model_runner import ModelRunner
+from pellucid.generation.config import BeamSearchConfig, Ids, check_lists, check_requests
+from pellucid.generation.decode import FinishReason, Generated, ModelRunner
 from pellucid.generation.sampling import NOT_FINITE, nothing_possible
 from pellucid.shapes import Float, Tensor
 
@@ -95,7 +93,7 @@ class _Search:
         return [[*self.prompt, *beam.tokens] for beam in self.beams]
 
     def step(self, logprobs_KV: Float[Tensor, "K V"]) -> list[int]:
-        """Take a token. The answer says which of the old beams each new one goes on from."""
+        """Take a token. Returns which of the old beams each new one continues."""
         stop_token_ids = list(self.params.stop_token_ids)
         if self.new < self.params.min_new_tokens:
             logprobs_KV = _without(logprobs_KV, stop_token_ids)

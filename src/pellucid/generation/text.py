@@ -5,22 +5,22 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from pellucid.errors import ArgumentError
 from pellucid.generation.beam import Hypothesis, beam_search
-from pellucid.generation.config import BeamSearchConfig, GenerationConfig
-from pellucid.generation.decode import FinishReason, StepResult, decode
-from pellucid.generation.inputs import (
+from pellucid.generation.config import (
+    BeamSearchConfig,
+    GenerationConfig,
     HasModelAndTokenizer,
     Prompt,
     TokenizerLike,
     model_inputs,
-    refuse_beside,
-    with_end,
 )
+from pellucid.generation.decode import FinishReason, StepResult, decode
 
 Params = GenerationConfig | BeamSearchConfig | Sequence[GenerationConfig]
+P = TypeVar("P", GenerationConfig, BeamSearchConfig)
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,14 @@ def generate(
     completions of one prompt, give each its own ``params``.
     """
     if isinstance(params, BeamSearchConfig) or "num_beams" in fields:
-        return _best(checkpoint, prompts, params, start_id, use_cache, fields)
+        beams: BeamSearchConfig = _one(BeamSearchConfig, params, fields)
+        if beams.num_return_sequences != 1:
+            raise ArgumentError(
+                f"num_return_sequences is {beams.num_return_sequences}, but generate gives one completion a prompt; "
+                "use generate_n_best"
+            )
+        found = generate_n_best(checkpoint, prompts, beams, start_id=start_id, use_cache=use_cache)
+        return [best for best, *_ in found]
     run = TextGeneration(checkpoint, prompts, params, start_id, use_cache, fields)
     for _ in run:
         pass
@@ -140,25 +147,6 @@ def stream(
     return iter(TextGeneration(checkpoint, prompts, params, start_id, use_cache, fields))
 
 
-def _best(
-    checkpoint: HasModelAndTokenizer,
-    prompts: Sequence[Prompt],
-    params: Params | None,
-    start_id: int | None,
-    use_cache: bool,
-    fields: dict[str, Any],
-) -> list[Completion]:
-    refuse_beside(params, fields)
-    assert params is None or isinstance(params, BeamSearchConfig), "anything else came beside beams"
-    wanted = fields.get("num_return_sequences", 1) if params is None else params.num_return_sequences
-    if wanted != 1:
-        raise ArgumentError(
-            f"num_return_sequences is {wanted}, but generate gives one completion a prompt; use generate_n_best"
-        )
-    found = generate_n_best(checkpoint, prompts, params, start_id=start_id, use_cache=use_cache, **fields)
-    return [best for best, *_ in found]
-
-
 def generate_n_best(
     checkpoint: HasModelAndTokenizer,
     prompts: Sequence[Prompt],
@@ -173,10 +161,9 @@ def generate_n_best(
     The tokenizer's end-of-text token ends a sequence. For an encoder–decoder the texts are sources, and its decoder
     begins with ``start_id`` (None: the tokenizer's begin token).
     """
-    refuse_beside(params, fields)
-    given = BeamSearchConfig(**fields) if params is None else params
+    given: BeamSearchConfig = _one(BeamSearchConfig, params, fields)
     ask = model_inputs(checkpoint, prompts, start_id)
-    full = with_end(given, ask.tokenizer.eos_id)
+    full = _with_end(given, ask.tokenizer.eos_id)
     found = beam_search(
         checkpoint.model, ask.prompts, full, sources=ask.sources, use_cache=use_cache, vocab_size=ask.vocab_size
     )
@@ -203,7 +190,7 @@ class TextGeneration:
     ) -> None:
         ask = model_inputs(checkpoint, prompts, start_id)
         self.tokenizer = ask.tokenizer
-        self.params = [with_end(p, self.tokenizer.eos_id) for p in _each(params, fields, len(prompts))]
+        self.params = [_with_end(p, self.tokenizer.eos_id) for p in _each(params, fields, len(prompts))]
         self.streams = [TextStream(p.stop) for p in self.params]
         self.tokens: list[list[int]] = [[] for _ in prompts]
         self.logprobs: list[list[float]] = [[] for _ in prompts]
@@ -254,7 +241,20 @@ class TextGeneration:
 def _each(params: Params | None, fields: dict[str, Any], count: int) -> list[GenerationConfig]:
     if isinstance(params, BeamSearchConfig) or "num_beams" in fields:
         raise ArgumentError("a beam search has no text before its end; use generate")
-    if params is None:
-        return [GenerationConfig(**fields)] * count
-    refuse_beside(params, fields)
-    return [params] * count if isinstance(params, GenerationConfig) else list(params)
+    given = _one(GenerationConfig, params, fields)
+    return [given] * count if isinstance(given, GenerationConfig) else list(given)
+
+
+def _one(kind: type[Any], params: Any, fields: dict[str, Any]) -> Any:
+    """``params``, or those of this kind that ``fields`` make."""
+    if params is not None and fields:
+        raise ArgumentError(f"{', '.join(fields)} came beside params; put all of it into params")
+    return kind(**fields) if params is None else params
+
+
+def _with_end(params: P, eos_id: int | None) -> P:
+    """``params`` under which the tokenizer's end-of-text token ends a row too."""
+    wanted: tuple[int, ...] = params.stop_token_ids
+    return params.model_copy(
+        update={"stop_token_ids": wanted if eos_id is None or eos_id in wanted else (*wanted, eos_id)}
+    )

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from pellucid.configfile import Config
-from pellucid.data.corpus import HELDOUT_SHARE
+from pellucid.data.corpus import HELDOUT_FRACTION
 from pellucid.data.records import BUILT_IN
 from pellucid.models.config import ModelConfig
 from pellucid.models.configs import MoEConfig, SigmoidRouterConfig
@@ -34,7 +34,7 @@ class DataConfig(Config):
     learn from examples need JSON lines or Parquet."""
     text_field: str = "text"
     """The field of JSONL and Parquet records that holds plain text; the objective names those of examples."""
-    heldout_fraction: Annotated[float, Field(gt=0, lt=1)] = HELDOUT_SHARE
+    heldout_fraction: Annotated[float, Field(gt=0, lt=1)] = HELDOUT_FRACTION
     """The fraction of documents that is held out for evaluation, chosen by a stable hash of their names."""
     heldout_source: Source | None = None
     """Separate documents for evaluation; all of ``source`` is then used for training."""

@@ -1,4 +1,4 @@
-"""What a run learns from and is measured on: text or examples, cut into batches for its objective."""
+"""The data of a run: text or examples, cut into batches for its objective, for training and for evaluation."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from pellucid.configfile import Config
 from pellucid.data import objectives as data
 from pellucid.data.corpus import Corpus, open_corpus, split_of
-from pellucid.data.examples import Examples
-from pellucid.data.load_examples import open_examples
+from pellucid.data.examples import Examples, TokenStore
 from pellucid.data.loader import Loader
 from pellucid.data.packing import concat_ranges
-from pellucid.data.records import Record, holds_records, read_records
+from pellucid.data.records import holds_records, read_records
 from pellucid.data.schemas import (
     ClassificationSchema,
     PromptCompletionSchema,
@@ -26,12 +26,12 @@ from pellucid.data.schemas import (
     Seq2SeqSchema,
     SimilarityPairSchema,
     TokenClassificationSchema,
-    texts_in,
+    open_examples,
 )
-from pellucid.data.special_tokens import MASK, sentinels
-from pellucid.data.token_store import TokenStore
 from pellucid.data.tokenizer import Tokenizer
+from pellucid.data.vocabulary import MASK, sentinels
 from pellucid.errors import ConfigError
+from pellucid.messages import join_some
 from pellucid.training import objectives
 from pellucid.training.config import TrainConfig
 from pellucid.training.objectives import reads_text
@@ -41,19 +41,21 @@ Warn = Callable[[str], None]
 
 
 def training_texts(config: TrainConfig, train: Corpus) -> Iterator[str]:
-    """What a tokenizer is trained on: all texts of the training side."""
+    """The texts that a tokenizer is trained on: all of the training side."""
     if reads_text(config.objective):
         yield from (document.text for document in train.documents("train"))
         return
-    form = form_of(config.objective)
-    fields = [field for field in form.fields if field in text_fields(config.objective)]
+    objective = config.objective
+    fields = [f for f in schema_of(objective).fields if f in {getattr(objective, name, None) for name in _TEXT_FIELDS}]
 
     def wanted(name: str) -> bool:
         return config.data.heldout_source is not None or split_of(name, config.data.heldout_fraction) == "train"
 
     for file in train.files:
         for record in read_records(file, fields, wanted) if holds_records(file) else ():
-            yield from (text for field in fields for text in _texts(record, field))
+            for field in fields:
+                is_list = isinstance(record.values[field], list | tuple)
+                yield from record.texts(field) if is_list else [record.text(field)]
 
 
 @dataclass(frozen=True)
@@ -67,30 +69,30 @@ class RunDatasets:
 
     @cached_property
     def train(self) -> Examples:
-        """The examples that are learnt; there are none where the objective learns from text."""
+        """The examples that are trained on; only for objectives that do not read text."""
         split = "train" if self.config.data.heldout_source is None else "all"
-        return self._examples(self.config.data.source, split, form_of(self.config.objective))
+        return self._examples(self.config.data.source, split, schema_of(self.config.objective))
 
     @cached_property
     def heldout(self) -> TokenStore | Examples:
-        """What is kept for validation."""
+        """The held-out documents."""
         settings = self.config.data
         if reads_text(self.config.objective):
             return TokenStore.from_corpus(self.sides[1], self.tokenizer, "heldout", ends=self._ends)
-        form = form_of(self.config.objective, self.train.classes)
+        schema = schema_of(self.config.objective, self.train.label_names)
         if settings.heldout_source is None:
-            return self._examples(settings.source, "heldout", form)
-        return self._examples(settings.heldout_source, "all", form)
+            return self._examples(settings.source, "heldout", schema)
+        return self._examples(settings.heldout_source, "all", schema)
 
     @property
-    def classes(self) -> tuple[str, ...]:
-        """The names of the classes, in order; nothing where there are none."""
-        return () if reads_text(self.config.objective) else self.train.classes
+    def label_names(self) -> tuple[str, ...]:
+        """The names of the classes, in order; empty where there are none."""
+        return () if reads_text(self.config.objective) else self.train.label_names
 
     @cached_property
     def objective(self) -> data.Objective:
-        """What turns rows into questions."""
-        return objective_of(self.config, self.tokenizer, self.classes)
+        """The objective, which makes labels and targets."""
+        return objective_of(self.config, self.tokenizer, self.label_names)
 
     def loader(self) -> Loader:
         """The endless stream of training batches."""
@@ -100,10 +102,10 @@ class RunDatasets:
         return Loader(self.train, **settings)
 
     def heldout_loader(self, most: int | None) -> Loader:
-        """Held-out rows to go through once: of ``most`` documents (None: all), always the same, with the same dice."""
+        """Held-out rows of ``most`` documents (None: all) for one pass: always the same, with the same random draws."""
         rows = max(self.config.evaluation.batch_tokens // self.config.data.max_length, 1)
         if isinstance(self.config.objective, objectives.ContrastiveConfig):
-            rows = self.config.batch_size  # a text is told from those of its batch: as many as in training
+            rows = self.config.batch_size  # the negatives are the rest of the batch: as many as in training
         return Loader(sample(self.heldout, most), **self._settings | {"batch_size": rows})
 
     def digests(self, loader: Loader) -> dict[str, str]:
@@ -129,9 +131,9 @@ class RunDatasets:
             "objective": self.objective,
         }
 
-    def _examples(self, source: Any, split: str, form: RecordSchema) -> Examples:
+    def _examples(self, source: Any, split: str, schema: RecordSchema) -> Examples:
         settings = self.config.data
-        found = open_examples(source, form, self.tokenizer, split=split, heldout_share=settings.heldout_fraction)
+        found = open_examples(source, schema, self.tokenizer, split=split, heldout_fraction=settings.heldout_fraction)
         if not found.whole:
             return found
         lengths = [("data.max_length", settings.max_length // found.together, found.store)]
@@ -143,12 +145,7 @@ class RunDatasets:
         return found.cut(settings.max_length, settings.max_source_length or settings.max_length)
 
 
-def _texts(record: Record, field: str) -> list[str]:
-    value = record.values[field]
-    return texts_in(record, field) if isinstance(value, list | tuple) else [record.text(field)]
-
-
-# ---- the same few documents, whenever they are asked for
+# ---- the documents of an evaluation
 
 
 def sample(kept: TokenStore | Examples, most: int | None) -> TokenStore | Examples:
@@ -162,10 +159,11 @@ def sample(kept: TokenStore | Examples, most: int | None) -> TokenStore | Exampl
     numbers = np.array([n * together + k for n in sorted(first) for k in range(together)])
     if not isinstance(kept, Examples):
         return _some(store, numbers)
+    slots, _ = concat_ranges(store.bounds[numbers], store.lengths[numbers])
     return replace(
         kept,
         store=_some(store, numbers),
-        columns={name: column[_places(store, numbers)] for name, column in kept.columns.items()},
+        columns={name: column[slots] for name, column in kept.columns.items()},
         targets=None if kept.targets is None else kept.targets[numbers],
         source=None if kept.source is None else _some(kept.source, numbers),
     )
@@ -176,21 +174,20 @@ def _some(store: TokenStore, numbers: np.ndarray) -> TokenStore:
     return TokenStore.of(documents, [store.name(number) for number in numbers])
 
 
-def _places(store: TokenStore, numbers: np.ndarray) -> np.ndarray:
-    taken, _ = concat_ranges(store.bounds[numbers], store.lengths[numbers])
-    return taken
-
-
 def open_data(config: TrainConfig) -> Sides:
     """The corpora whose ``train`` and ``heldout`` sides are used."""
     settings = config.data
+    share = settings.heldout_fraction if settings.heldout_source is None else 0.0
+    corpus = open_corpus(settings.source, text_field=settings.text_field, heldout_fraction=share)
     if settings.heldout_source is None:
-        corpus = open_corpus(settings.source, text_field=settings.text_field, heldout_share=settings.heldout_fraction)
         return corpus, corpus
-    return (
-        open_corpus(settings.source, text_field=settings.text_field, heldout_share=0.0),
-        open_corpus(settings.heldout_source, text_field=settings.text_field, heldout_share=1.0),
-    )
+    return corpus, open_corpus(settings.heldout_source, text_field=settings.text_field, heldout_fraction=1.0)
+
+
+# ---- the objective
+
+_TEXT_FIELDS = "prompt", "completion", "source", "target", "text", "second", "text_pair", "words", "question", "first"
+"""The fields of configs of objectives that name texts."""
 
 
 def special_tokens(config: TrainConfig) -> tuple[str, ...]:
@@ -204,51 +201,55 @@ def special_tokens(config: TrainConfig) -> tuple[str, ...]:
 
 
 def sentinel_count(config: TrainConfig) -> int:
-    """Sentinels of span corruption: those that are asked for, or as many as the longest row can need."""
-    word = config.objective
-    assert isinstance(word, objectives.SpanCorruptionConfig)
-    if word.num_sentinels is not None:
-        return word.num_sentinels
-    return max(spans for _, spans in _counts(word, config.data.max_length))
+    """The sentinels of span corruption: ``num_sentinels``, or as many as the longest row can need."""
+    objective = config.objective
+    assert isinstance(objective, objectives.SpanCorruptionConfig)
+    if objective.num_sentinels is not None:
+        return objective.num_sentinels
+    return max(spans for _, spans in _counts(objective, config.data.max_length))
 
 
-def corrupted_lengths(word: objectives.SpanCorruptionConfig, length: int) -> tuple[int, int]:
-    """The longest source and the longest target that come of documents of up to ``length`` tokens."""
-    found = list(_counts(word, length))
+def corrupted_lengths(objective: objectives.SpanCorruptionConfig, length: int) -> tuple[int, int]:
+    """The longest source and the longest target of documents of up to ``length`` tokens."""
+    found = list(_counts(objective, length))
     source = max(tokens - cut + spans + 1 for tokens, (cut, spans) in enumerate(found, 1))
     return source, max(cut + spans + 2 for cut, spans in found)
 
 
-def _counts(word: objectives.SpanCorruptionConfig, length: int) -> Iterator[tuple[int, int]]:
-    """For documents of 1 … ``length`` tokens, how many are cut out and in how many spans."""
-    probe = data.SpanCorruption((), -1, -1, share=word.noise_density, mean_span=word.mean_noise_span_length)
+def _counts(objective: objectives.SpanCorruptionConfig, length: int) -> Iterator[tuple[int, int]]:
+    """For documents of 1 … ``length`` tokens, how many tokens are cut out, and in how many spans."""
+    probe = data.SpanCorruption((), -1, -1, **_arguments(objective))
     return map(probe.counts, range(1, length + 1))
 
 
-def objective_of(config: TrainConfig, tokenizer: Tokenizer, classes: tuple[str, ...]) -> data.Objective:
+def _arguments(objective: Config) -> dict[str, Any]:
+    """The arguments that a config shares with the part of ``data`` that it describes."""
+    return objective.model_dump(exclude={"kind", "num_sentinels", "whole_word_mask", "prefix_fraction"})
+
+
+def objective_of(config: TrainConfig, tokenizer: Tokenizer, label_names: tuple[str, ...]) -> data.Objective:
     """The objective that ``config`` names, for the ids of ``tokenizer``."""
-    word = config.objective
-    match word:
+    objective = config.objective
+    match objective:
         case objectives.PrefixLMConfig():
-            return data.PrefixLM(word.prefix_fraction)
+            return data.PrefixLM(objective.prefix_fraction)
         case objectives.MaskedLMConfig():
-            return _masked(word, tokenizer)
+            return _masked(objective, tokenizer)
         case objectives.SpanCorruptionConfig():
-            return _corrupted(config, word, tokenizer)
+            return _corrupted(config, objective, tokenizer)
         case objectives.Seq2SeqConfig():
             assert tokenizer.bos_id is not None
             return data.SequenceToSequence(tokenizer.bos_id)
         case objectives.ClassificationConfig() | objectives.TokenClassificationConfig():
             labels = config.model.head.num_labels  # type: ignore[union-attr]
-            if len(classes) != labels:
-                named = ", ".join(map(repr, classes[:5])) + (", …" if len(classes) > 5 else "")
+            if len(label_names) != labels:
+                named = join_some([repr(name) for name in label_names], 5)
                 raise ConfigError(
-                    f"the examples have {len(classes)} classes ({named}), but model.head.num_labels is {labels}; "
-                    f"set it to {len(classes)}, or name the classes in objective.classes"
+                    f"the examples have {len(label_names)} classes ({named}), but model.head.num_labels is {labels}; "
+                    f"set it to {len(label_names)}, or name the classes in objective.label_names"
                 )
-            return (data.Classification if isinstance(word, objectives.ClassificationConfig) else data.TokenLabelling)(
-                labels
-            )
+            by_token = isinstance(objective, objectives.TokenClassificationConfig)
+            return (data.TokenClassification if by_token else data.Classification)(labels)
         case objectives.RegressionConfig():
             return data.Regression(config.model.head.num_outputs)  # type: ignore[union-attr]
         case objectives.QuestionAnsweringConfig():
@@ -258,7 +259,7 @@ def objective_of(config: TrainConfig, tokenizer: Tokenizer, classes: tuple[str, 
     return data.causal
 
 
-def _masked(word: objectives.MaskedLMConfig, tokenizer: Tokenizer) -> data.Objective:
+def _masked(objective: objectives.MaskedLMConfig, tokenizer: Tokenizer) -> data.Objective:
     if tokenizer.mask_id is None:
         raise ConfigError(
             f"objective 'masked_lm' hides tokens behind {MASK}, which the tokenizer lacks; use one that has it"
@@ -267,14 +268,12 @@ def _masked(word: objectives.MaskedLMConfig, tokenizer: Tokenizer) -> data.Objec
         mask_id=tokenizer.mask_id,
         vocab_size=tokenizer.vocab_size,
         special_ids=tuple(tokenizer.special_ids.values()),
-        share=word.mlm_probability,
-        keep=word.keep_original_prob,
-        random=word.random_replace_prob,
-        word_starts=tokenizer.word_starts if word.whole_word_mask else None,
+        word_starts=tokenizer.word_starts if objective.whole_word_mask else None,
+        **_arguments(objective),
     )
 
 
-def _corrupted(config: TrainConfig, word: objectives.SpanCorruptionConfig, tokenizer: Tokenizer) -> data.Objective:
+def _corrupted(config: TrainConfig, objective: objectives.SpanCorruptionConfig, tokenizer: Tokenizer) -> data.Objective:
     have, need = tokenizer.sentinel_ids, sentinel_count(config)
     if len(have) < need:
         raise ConfigError(
@@ -283,34 +282,23 @@ def _corrupted(config: TrainConfig, word: objectives.SpanCorruptionConfig, token
         )
     if tokenizer.eos_id is None or tokenizer.bos_id is None:
         raise ConfigError("objective 'span_corruption' needs begin and end tokens, which the tokenizer lacks")
-    return data.SpanCorruption(
-        have[:need], tokenizer.eos_id, tokenizer.bos_id, share=word.noise_density, mean_span=word.mean_noise_span_length
-    )
+    return data.SpanCorruption(have[:need], tokenizer.eos_id, tokenizer.bos_id, **_arguments(objective))
 
 
-def form_of(objective: objectives.AnyObjective, classes: tuple[str, ...] = ()) -> RecordSchema:
-    """What the records of ``objective`` hold; ``classes`` where they are known from elsewhere."""
-    match objective:
-        case objectives.PrefixLMConfig(prompt=str() as prompt, completion=str() as completion):
-            return PromptCompletionSchema(prompt, completion)
-        case objectives.Seq2SeqConfig():
-            return Seq2SeqSchema(objective.source, objective.target)
-        case objectives.ClassificationConfig():
-            return ClassificationSchema(
-                objective.text, objective.label, objective.text_pair, objective.classes or classes
-            )
-        case objectives.RegressionConfig():
-            return RegressionSchema(objective.text, objective.score, objective.text_pair)
-        case objectives.TokenClassificationConfig():
-            return TokenClassificationSchema(objective.words, objective.tags, objective.classes or classes)
-        case objectives.QuestionAnsweringConfig():
-            return QuestionAnsweringSchema(objective.question, objective.text, objective.start, objective.end)
-        case objectives.ContrastiveConfig():
-            return SimilarityPairSchema(objective.first, objective.second)
-    raise AssertionError(f"{objective.kind} learns from text")
+_SCHEMAS: dict[type[Config], type[RecordSchema]] = {
+    objectives.PrefixLMConfig: PromptCompletionSchema,
+    objectives.Seq2SeqConfig: Seq2SeqSchema,
+    objectives.ClassificationConfig: ClassificationSchema,
+    objectives.RegressionConfig: RegressionSchema,
+    objectives.TokenClassificationConfig: TokenClassificationSchema,
+    objectives.QuestionAnsweringConfig: QuestionAnsweringSchema,
+    objectives.ContrastiveConfig: SimilarityPairSchema,
+}
 
 
-def text_fields(objective: objectives.AnyObjective) -> set[str | None]:
-    """The fields of records that hold text."""
-    names = ("prompt", "completion", "source", "target", "text", "second", "text_pair", "words", "question", "first")
-    return {getattr(objective, name, None) for name in names}
+def schema_of(objective: objectives.AnyObjective, label_names: tuple[str, ...] = ()) -> RecordSchema:
+    """The schema of an objective's records; ``label_names`` are used where the config names none."""
+    arguments = _arguments(objective)
+    if not arguments.get("label_names", True):
+        arguments["label_names"] = label_names
+    return _SCHEMAS[type(objective)](**arguments)

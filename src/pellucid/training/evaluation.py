@@ -1,21 +1,22 @@
-"""Evaluation on held-out data: bits per byte of text, otherwise an objective's loss and metric.
+"""Evaluation on held-out data: bits per byte of text, otherwise an objective's loss and metrics.
 
-Bits per byte pay for every byte of every document exactly once. A document is its begin token, its tokens and its end
-token, and everything after the begin token is predicted, the first token of the text included. What does not fit into
-one window is scored by overlapping ones: each token once, with as much text before it as fits. Unlike a loss per token,
-the result can be compared between tokenizers, and with a compressor such as gzip. Held-out rows, and what an objective
-draws in them, are the same in every evaluation.
+Bits per byte count every byte of every document exactly once. A document is its begin token, its tokens and its end
+token, and everything after the begin token is predicted, the first token of the text included. A document that does
+not fit into one window is scored by overlapping ones: each token once, with as much text before it as fits. Unlike a
+loss per token, the result can be compared between tokenizers, and with a compressor such as gzip. Held-out rows, and
+the random draws of an objective in them, are the same in every evaluation.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from pellucid.batch import IGNORED, Batch
 from pellucid.data.corpus import Document
@@ -34,14 +35,14 @@ from pellucid.training.results import MetricValue, Validation
 from pellucid.training.step import autocast, num_targets
 
 _BATCHES_OF_TEXT, _BATCHES_OF_EXAMPLES = 64, 2048
-"""How much training data a guess is learnt from, at most."""
-_WRITTEN_TOGETHER = 16
+"""The most training batches that a baseline is fitted to."""
+_GENERATED_TOGETHER = 16
 
 Watch = Callable[[Iterable[Batch]], Iterable[Batch]]
 
 
 class Evaluator:
-    """What validations of one run need: made once, used many times."""
+    """Evaluates one run: made once, used many times."""
 
     def __init__(
         self, config: TrainConfig, loader: Loader, rows: Callable[[int | None], Loader], eos_id: int | None
@@ -61,67 +62,74 @@ class Evaluator:
         return self._metric
 
     def evaluate(self, model: Model, *, final: bool, watch: Watch = iter) -> Validation:
-        """Over the sample, or over everything and with targets written out. ``watch`` is given the batches."""
+        """On the sample; with ``final`` on everything, and with targets generated. ``watch`` wraps the batches."""
         loader = self._all if final else self._sample
         precision = self.config.resolved_precision
         found = evaluate(model, watch(loader.one_epoch()), self.metric, len(loader.store), precision)
-        if final and self.config.evaluation.num_generated_samples and self._writes:
-            written = self._written(model, watch)
+        if final and self.config.evaluation.num_generated_samples and self._generates:
+            exact = self._exact_match(model, watch)
             found = found._replace(
-                metrics=(*found.metrics, written), baseline=f"{found.baseline}; the most frequent target"
+                metrics=(*found.metrics, exact), baseline=f"{found.baseline}; the most frequent target"
             )
         return found
 
     @property
-    def _writes(self) -> bool:
-        """Whether there are targets to write: of text alone, a random prefix has none worth comparing."""
+    def _generates(self) -> bool:
+        """Whether there are targets to generate: after a random prefix of text, none is worth comparing."""
         objective = self.config.objective
         pairs = isinstance(objective, objectives.Seq2SeqConfig | objectives.SpanCorruptionConfig)
         return pairs or (isinstance(objective, objectives.PrefixLMConfig) and not reads_text(objective))
 
     def _training(self) -> Iterator[Batch]:
-        """All training batches once, or as many as the guess needs."""
+        """All training batches once, or as many as a baseline needs."""
         most = _BATCHES_OF_TEXT if reads_text(self.config.objective) else _BATCHES_OF_EXAMPLES
         if self._loader.rows <= most * self._loader.batch_size:
             return self._loader.one_epoch()
         return map(self._loader.batch, range(most))
 
-    def _written(self, model: Model, watch: Watch) -> MetricValue:
-        """The share of targets that greedy decoding writes exactly."""
+    def _exact_match(self, model: Model, watch: Watch) -> MetricValue:
+        """The fraction of targets that greedy decoding generates exactly."""
         usual = Counter(tuple(target) for batch in self._training() for _, _, target in generation_tasks(batch))
         guess = usual.most_common(1)[0][0] if usual else ()
         every = (task for batch in watch(self._all.one_epoch()) for task in generation_tasks(batch))
         tasks = islice(every, self.config.evaluation.num_generated_samples)
         right = guessed = count = 0
-        while some := list(islice(tasks, _WRITTEN_TOGETHER)):
+        while some := list(islice(tasks, _GENERATED_TOGETHER)):
             right += sum(exact_matches(model, some, self._eos_id))
             guessed += sum(tuple(target) == guess for _, _, target in some)
             count += len(some)
         return MetricValue(f"exact match of {count}", right / max(count, 1), guessed / max(count, 1))
 
 
-@torch.no_grad()
+@contextmanager
+def _eval_mode(model: nn.Module) -> Iterator[None]:
+    """``model.eval()`` and no gradients inside; the mode before is restored."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(was_training)
+
+
 def evaluate(
     model: Model, batches: Iterable[Batch], metric: Metric, documents: int, precision: Precision = "float32"
 ) -> Validation:
     """Loss and metrics of ``model`` over labelled ``batches``."""
-    device, was_training = model.device, model.training
-    sums, totals = torch.zeros(2, dtype=torch.float64, device=device), MetricSums(0.0)
-    model.eval()
-    try:
+    sums, totals = torch.zeros(2, dtype=torch.float64, device=model.device), MetricSums(0.0)
+    with _eval_mode(model):
         for batch in batches:
-            batch = batch.to(device)
-            with autocast(precision, device):
+            batch = batch.to(model.device)
+            with autocast(precision, model.device):
                 hidden = model(batch, want="hidden").hidden
                 loss: Loss = model.loss(hidden, batch)
                 sums += torch.stack([loss.total.double(), loss.count.double()])
                 if num_targets(batch):
                     totals = MetricSums(*map(sum, zip(totals, metric.sums(model, hidden, batch), strict=True)))
-    finally:
-        model.train(was_training)
     nats, items = sums.tolist()
     if not items:
-        raise DataError(f"{documents} held-out documents ask nothing; there is nothing to measure")
+        raise DataError(f"{documents} held-out documents have no target; there is nothing to evaluate")
     metrics = [MetricValue(metric.loss_name, nats / items, totals.baseline_loss / items)]
     if metric.metric_name is not None:
         metrics.append(MetricValue(metric.metric_name, totals.correct / items, totals.baseline_correct / items))
@@ -132,12 +140,13 @@ Task = tuple[list[int] | None, list[int], list[int]]
 
 
 def generation_tasks(batch: Batch) -> Iterator[Task]:
-    """``(source, prompt, target)`` of each document: what is read, what is begun with, and what must follow."""
+    """``(source, prompt, target)`` of each document."""
+    assert batch.labels is not None
     for row, lengths in enumerate(batch.document_lengths):
         for segment in lengths:
             mine = batch.segments[row] == segment
             tokens = batch.tokens[row][mine].tolist()
-            counted_T = _labels(batch)[row][mine] != IGNORED
+            counted_T = batch.labels[row][mine] != IGNORED
             if not counted_T.any():
                 continue
             begins = int(counted_T.int().argmax()) + 1
@@ -149,22 +158,13 @@ def generation_tasks(batch: Batch) -> Iterator[Task]:
 
 
 def exact_matches(model: Model, tasks: list[Task], eos_id: int | None = None) -> list[bool]:
-    """Whether greedy decoding writes each target, the end token included where it has one."""
+    """Whether greedy decoding generates each target, with its end token where it has one."""
     ends = () if eos_id is None else (eos_id,)
     params = [GenerationConfig(max_new_tokens=len(target), stop_token_ids=ends) for _, _, target in tasks]
     sources = [source for source, _, _ in tasks if source is not None]
-    was_training = model.training
-    model.eval()
-    try:
+    with _eval_mode(model):
         found = generate_ids(model, [prompt for _, prompt, _ in tasks], params, sources=sources or None)
-    finally:
-        model.train(was_training)
     return [one.tokens == target for one, (_, _, target) in zip(found, tasks, strict=True)]
-
-
-def _labels(batch: Batch) -> Tensor:
-    assert batch.labels is not None
-    return batch.labels
 
 
 _BATCHES_SORTED_TOGETHER = 32
@@ -172,7 +172,7 @@ _BATCHES_SORTED_TOGETHER = 32
 
 @runtime_checkable
 class DocumentEncoder(Protocol):
-    """What is asked of a tokenizer here."""
+    """The tokenizer of :func:`bits_per_byte`."""
 
     @property
     def bos_id(self) -> int | None: ...
@@ -224,11 +224,10 @@ def bits_per_byte(
 
     nats, tokens = score(model, encoded(), length=length, stride=stride, batch_tokens=batch_tokens, precision=precision)
     if not size:
-        raise DataError(f"{texts} documents with 0 bytes were given to validate on; there is nothing to measure")
+        raise DataError(f"{texts} documents with 0 bytes were given; there is nothing to evaluate")
     return Validation(nats, tokens, size, texts)
 
 
-@torch.no_grad()
 def score(
     model: nn.Module,
     sequences: Iterable[Sequence[int]],
@@ -247,15 +246,11 @@ def score(
         for w in windows(len(sequence), length, stride)
     )
     sums = torch.zeros(2, dtype=torch.float64, device=device)
-    was_training = model.training
-    model.eval()
-    try:
+    with _eval_mode(model):
         for batch in _batches(rows, batch_tokens, length):
             with autocast(precision, device):
                 loss = model(batch.to(device), want="loss").loss
             sums += torch.stack([loss.total.double(), loss.count.double()])
-    finally:
-        model.train(was_training)
     nats, tokens = sums.tolist()
     return nats, int(tokens)
 
@@ -264,7 +259,7 @@ Row = tuple[Sequence[int], int]
 
 
 def _batches(rows: Iterator[Row], batch_tokens: int, length: int) -> Iterator[Batch]:
-    """Rows of like length together: a stretch of them is sorted, so little is padded and little is held."""
+    """Batches of rows of similar length; a few batches are sorted at a time, so little is padded or in memory."""
     most = max(batch_tokens // length, 1)
     while stretch := list(islice(rows, most * _BATCHES_SORTED_TOGETHER)):
         stretch.sort(key=lambda row: len(row[0]))
@@ -278,10 +273,7 @@ def _batches(rows: Iterator[Row], batch_tokens: int, length: int) -> Iterator[Ba
 def _labelled(rows: Sequence[Row]) -> Batch:
     batch = causal(Batch.from_rows([tokens for tokens, _ in rows]))
     assert batch.labels is not None
-    # labels[t] is token t + 1: what was scored by an earlier window is not counted again
+    # labels[t] is token t + 1; tokens that an earlier window scored are not counted again
     scored_from = torch.tensor([fresh - 1 for _, fresh in rows])[:, None]
-    return batch.with_labels(torch.where(_slots(batch) < scored_from, IGNORED, batch.labels))
-
-
-def _slots(batch: Batch) -> Tensor:
-    return torch.arange(batch.shape[1])[None, :]
+    slots = torch.arange(batch.shape[1])[None, :]
+    return batch.with_labels(torch.where(slots < scored_from, IGNORED, batch.labels))

@@ -28,7 +28,7 @@ from pellucid.training.results import (
     Validated,
     Validation,
     Warned,
-    read_back,
+    parse_validation,
 )
 
 _SECONDS_BETWEEN_LINES = 10.0
@@ -43,19 +43,18 @@ class MetricsLog:
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Stepped):
-            routing = {} if event.routing is None else {"routing": event.routing._asdict()}
-            self._write({"kind": "step", **_fields(event, "routing", "item"), **routing})
+            values = {field.name: getattr(event, field.name) for field in fields(event)}
+            routing, _ = values.pop("routing"), values.pop("item")
+            self._write({"kind": "step", **values} | ({} if routing is None else {"routing": routing._asdict()}))
         elif isinstance(event, Validated):
-            found = {} if event.found is None else event.found.to_dict()
-            broadcast = {name: value for name, value in _fields(event, "found").items() if value is not None}
-            self._write({"kind": "validation", **broadcast, **found})
+            found = event.result
+            bits = {"bits_per_byte": found.bits_per_byte} if found.bytes else {}
+            sums = {name: getattr(found, name) for name in ("nats", "loss", "tokens", "bytes", "documents")}
+            about = {"final": event.final, "best": event.best, "seconds": event.seconds}
+            self._write({"kind": "validation", "step": event.step, **bits, **sums, **about, **found.to_dict()})
 
     def _write(self, record: dict[str, Any]) -> None:
-        try:
-            text = json.dumps(record, allow_nan=False)
-        except ValueError:
-            text = json.dumps(_json_numbers(record))
-        line = (text + "\n").encode()
+        line = (json.dumps(_json_numbers(record), allow_nan=False) + "\n").encode()
         try:
             handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
             try:
@@ -108,12 +107,8 @@ class MetricsLog:
         found = None
         for line in self.records():
             if line["kind"] == "validation" and line["step"] == step and line.get("final") is True:
-                found = read_back(line) or found
+                found = parse_validation(line) or found
         return found
-
-
-def _fields(event: Event, *left_out: str) -> dict[str, Any]:
-    return {field.name: getattr(event, field.name) for field in fields(event) if field.name not in left_out}
 
 
 def _json_numbers(value: Any) -> Any:
@@ -137,11 +132,11 @@ def _record(line: bytes) -> dict[str, Any] | None:
 def broadcast(listeners: Sequence[Listener]) -> Listener:
     """One listener that calls all of them."""
 
-    def listener(event: Event) -> None:
+    def emit(event: Event) -> None:
         for listener in listeners:
             listener(event)
 
-    return listener
+    return emit
 
 
 @contextmanager
@@ -149,15 +144,11 @@ def console_listener(console: Console | None = None) -> Iterator[Listener]:
     """A listener for people: a bar with the numbers on a terminal, otherwise a line every few seconds."""
     console = console or Console(stderr=True)
     if not console.is_terminal:
-        yield _Lines(console)
+        yield _ConsoleListener(console)
         return
-    columns = (
-        BarColumn(bar_width=24),
-        TextColumn("{task.percentage:>3.0f}%"),
-        TextColumn("{task.description}"),
-    )
+    columns = BarColumn(bar_width=24), TextColumn("{task.percentage:>3.0f}%"), TextColumn("{task.description}")
     with Progress(*columns, console=console, transient=True) as bar:
-        yield _Bar(bar)
+        yield _ConsoleListener(console, bar)
 
 
 def describe(event: Event, speed: float = 0.0) -> str:
@@ -174,10 +165,9 @@ def describe(event: Event, speed: float = 0.0) -> str:
                 f"gradient {event.grad_norm:.3f}  {speed:,.0f} {event.item}s/s  {clock(event.minutes_left)} left"
             )
         case Validated():
-            what = f"all {event.documents}" if event.final else str(event.documents)
-            best = ", the best so far" if event.best else ""
-            found = f"{event.bits_per_byte:.4f} bits/byte" if event.found is None else str(event.found)
-            return f"step {event.step}  {found} on {what} held-out documents{best}"
+            count = event.result.documents
+            what, best = f"all {count}" if event.final else str(count), ", the best so far" if event.best else ""
+            return f"step {event.step}  {event.result} on {what} held-out documents{best}"
         case Saved():
             return f"step {event.step}  saved {event.path}"
         case Resumed():
@@ -198,45 +188,29 @@ def clock(minutes: float) -> str:
     return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
 
 
-class _Speed:
-    """Tokens a second over the recent steps."""
+class _ConsoleListener:
+    """Prints events; of steps a bar, or a line every few seconds, with the tokens a second of the recent ones."""
 
-    def __init__(self) -> None:
-        self._tokens = self._seconds = 0.0
+    def __init__(self, console: Console, bar: Progress | None = None) -> None:
+        self._console, self._bar = console, bar
+        self._task = None if bar is None else bar.add_task("preparing", total=1.0)
+        self._tokens = self._seconds = self._next = 0.0
 
-    def add(self, event: Stepped) -> float:
+    def __call__(self, event: Event) -> None:
+        if not isinstance(event, Stepped):
+            self._print(describe(event))
+            return
         self._tokens = 0.95 * self._tokens + event.num_targets
         self._seconds = 0.95 * self._seconds + event.seconds
-        return self._tokens / self._seconds if self._seconds else 0.0
-
-
-class _Lines:
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._speed = _Speed()
-        self._next = 0.0
-
-    def __call__(self, event: Event) -> None:
-        speed = self._speed.add(event) if isinstance(event, Stepped) else 0.0
-        if isinstance(event, Stepped):
-            if time.monotonic() < self._next and event.progress < 1:
-                return
-            self._next = time.monotonic() + _SECONDS_BETWEEN_LINES
-        self._console.print(describe(event, speed), highlight=False, markup=False, soft_wrap=True)
-
-
-class _Bar:
-    def __init__(self, bar: Progress) -> None:
-        self._bar = bar
-        self._task = bar.add_task("preparing", total=1.0)
-        self._speed = _Speed()
-
-    def __call__(self, event: Event) -> None:
-        if isinstance(event, Stepped):
-            line = describe(event, self._speed.add(event))
+        line = describe(event, self._tokens / self._seconds if self._seconds else 0.0)
+        if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=event.progress, description=line)
-        else:
-            self._bar.console.print(describe(event), highlight=False, markup=False, soft_wrap=True)
+        elif time.monotonic() >= self._next or event.progress >= 1:
+            self._next = time.monotonic() + _SECONDS_BETWEEN_LINES
+            self._print(line)
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 FOLDER = "tensorboard"
@@ -259,14 +233,6 @@ def tensorboard_listener(run_folder: str | Path) -> Iterator[Listener]:
         listener.close()
 
 
-def _found(event: Validated) -> dict[str, float]:
-    """Bits per byte, or the loss and what stands beside it."""
-    if event.bits_per_byte is not None:
-        return {"bits_per_byte": event.bits_per_byte}
-    metrics = () if event.found is None else event.found.metrics
-    return {"loss": event.loss, **{metric.name.replace(" ", "_"): metric.value for metric in metrics[1:]}}
-
-
 class _Scalars:
     def __init__(self, folder: Path, writer: Any) -> None:
         self._folder, self._writer_class = folder, writer
@@ -282,11 +248,13 @@ class _Scalars:
                     numbers |= {f"routing_{name}": value for name, value in event.routing._asdict().items()}
                 self._write("train", event.step, numbers)
             case Validated():
-                kind = "heldout" if event.final else "heldout_sample"
-                self._write(kind, event.step, _found(event))
+                found = event.result
+                numbers = {"bits_per_byte": found.bits_per_byte} if found.bytes else {"loss": found.loss}
+                numbers |= {metric.name.replace(" ", "_"): metric.value for metric in found.metrics[1:]}
+                self._write("heldout" if event.final else "heldout_sample", event.step, numbers)
 
     def _write(self, kind: str, step: int, numbers: dict[str, float]) -> None:
-        if self._writer is None:  # hides what a resumed run had written of later steps
+        if self._writer is None:  # purges later steps that were written before the run was resumed
             self._writer = self._writer_class(str(self._folder), purge_step=step)
         for name, value in numbers.items():
             self._writer.add_scalar(f"{kind}/{name}", value, step)

@@ -13,6 +13,7 @@ from pellucid.checkpoints.saving import Proof, add_witness
 from pellucid.data.corpus import Document
 from pellucid.data.loader import Prefetcher
 from pellucid.errors import ArgumentError, CheckpointError, StorageError
+from pellucid.files import checked_path
 from pellucid.training.config import TrainConfig
 from pellucid.training.environment import SignalHandler, write_environment
 from pellucid.training.evaluation import bits_per_byte
@@ -31,15 +32,14 @@ from pellucid.training.results import (
     Validation,
     Warned,
 )
-from pellucid.training.run_folder import RunFolder, checked_path, step_name
+from pellucid.training.run_folder import RunFolder, step_name
 from pellucid.training.setup import (
     RunComponents,
+    check_resume_point,
     final,
     find_resume_point,
     prepare,
     refuse_missing_device,
-    refuse_other_model,
-    refuse_shorter,
     reopen,
     repair_folder,
     resolve_auto,
@@ -69,7 +69,7 @@ def train(
             f"config is {str(config)[:80]!r}, but must be a TrainConfig; make one with TrainConfig.from_file or "
             ".from_mapping"
         )
-    run, listener = RunFolder(checked_path(run_folder)), on_event or _warn
+    run, listener = RunFolder(checked_path(run_folder, "the run folder")), on_event or _warn
     refuse_missing_device(config.device)
     try:
         with SignalHandler() as signals:
@@ -81,7 +81,7 @@ def train(
 
 
 def _start(config: TrainConfig, run: RunFolder, signals: SignalHandler, listener: Listener) -> TrainResult:
-    """A new run. What goes wrong before its first step leaves nothing behind."""
+    """A new run. An error before its first step leaves nothing behind."""
     try:
         config = resolve_auto(config)
         run.begin(config)
@@ -97,11 +97,10 @@ def _start(config: TrainConfig, run: RunFolder, signals: SignalHandler, listener
 def _resume(
     config: TrainConfig, run: RunFolder, exactly: bool, signals: SignalHandler, listener: Listener
 ) -> TrainResult:
-    """A run that was begun. First everything is asked that can refuse, and only then something is changed."""
+    """A run that was begun. Everything that can be refused is, before anything is changed."""
     config = reopen(run, config, exactly=exactly)
     point = find_resume_point(run)
-    refuse_other_model(config, point)
-    refuse_shorter(config, run, point.trainer_state)
+    check_resume_point(config, run, point)
     if validation := final(config, run, point):
         assert point.checkpoint is not None
         repair_folder(run, point, listener)
@@ -121,7 +120,7 @@ def _resume(
 
 
 def _warn(event: Event) -> None:
-    """Where nobody listens, a warning is one of Python's."""
+    """Without a listener, warnings are Python's."""
     if isinstance(event, Warned):
         warnings.warn(event.message, RuntimeWarning, stacklevel=2)
 
@@ -130,7 +129,7 @@ T = TypeVar("T")
 
 
 class StopRequested(Exception):  # noqa: N818
-    """Ends the evaluation at the end of a run that a signal asks to stop."""
+    """A signal asked the run to stop during its final evaluation."""
 
 
 class Trainer:
@@ -160,7 +159,9 @@ class Trainer:
                 self.step()
                 self.emit_interrupted()
                 best = False
-                if self.due(self.config.eval_steps):  # of an interrupted step too: the log must not lack it
+                if self.due(
+                    self.config.eval_steps
+                ):  # also after an interrupted step, as the log of the whole run would have it
                     best = self.evaluate()
                 if best or self.due(self.config.save_steps):
                     self.save()
@@ -175,10 +176,8 @@ class Trainer:
             self.folder.path, checkpoint, self.state, validation, signal="" if signal is None else signal.name
         )
 
-    # ---- what a run does
-
     def step(self) -> None:
-        """Change the weights once."""
+        """One training step."""
         started, state, components = time.monotonic(), self.state, self.components
         components.optimizers.set_learning_rate(lr_multiplier(self.config, state.step, self.minutes))
         components.model.train()
@@ -208,7 +207,7 @@ class Trainer:
         best = math.isfinite(found.measure) and (state.best is None or found.measure < state.best)
         if best:
             state.best, state.best_step = found.measure, state.step
-        self.emit_validated(found, started, best=best, final=False)
+        self.emit(Validated(state.step, found, final=False, best=best, seconds=time.monotonic() - started))
         return best
 
     def evaluate_all(self) -> Validation | None:
@@ -221,7 +220,7 @@ class Trainer:
                 found = evaluator.evaluate(self.components.model, final=True, watch=self.until_requested)
         except StopRequested:
             return None
-        self.emit_validated(found, started, best=False, final=True)
+        self.emit(Validated(self.state.step, found, final=True, best=False, seconds=time.monotonic() - started))
         return found
 
     def bits_per_byte(self, documents: Iterable[Document]) -> Validation:
@@ -238,7 +237,7 @@ class Trainer:
         )
 
     def until_requested(self, items: Iterable[T]) -> Iterator[T]:
-        """The documents or batches; raises StopRequested as soon as a signal asks the run to stop."""
+        """Yields ``items``; raises StopRequested as soon as a signal asks the run to stop."""
         for item in items:
             if self.signals.requested:
                 raise StopRequested
@@ -264,7 +263,7 @@ class Trainer:
                 components.tokenizer,
                 state,
                 components.optimizers,
-                components.classes,
+                components.label_names,
                 prove=prove,
             )
             if state.best_step == state.step:
@@ -276,8 +275,6 @@ class Trainer:
             ) from error
         self.emit(Saved(state.step, last))
         return last
-
-    # ---- where the run is
 
     @property
     def minutes(self) -> float:
@@ -303,17 +300,11 @@ class Trainer:
         numbers = range(first, first + self.config.gradient_accumulation_steps)
         return list(dict.fromkeys(name for n in numbers for name in self.components.loader.names(n)))
 
-    # ---- what listeners are given
-
     def emit_interrupted(self) -> None:
-        """That a signal asked the run to stop, once."""
+        """Report once that a signal asked the run to stop."""
         if self.signals.requested and not self.interruption_emitted:
             self.interruption_emitted = True
             self.emit(Interrupted(self.signals.requested.name))
-
-    def emit_validated(self, found: Validation, started: float, *, best: bool, final: bool) -> None:
-        seconds = time.monotonic() - started
-        self.emit(Validated.of(found, self.state.step, best=best, final=final, seconds=seconds))
 
     def emit_prepared(self) -> None:
         loader, model = self.components.loader, self.components.model

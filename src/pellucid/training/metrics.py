@@ -173,11 +173,11 @@ def best_span(scores_T2: Tensor) -> tuple[int, int]:
 def _targets(batch: Batch) -> tuple[Tensor, Tensor]:
     """The targets that count, on the host, and where they belong: flat positions, or numbers of documents."""
     if batch.labels is not None:
-        assert batch.counted is not None
-        return batch.labels.flatten().cpu()[batch.counted.cpu()], batch.counted.cpu()
-    assert batch.counted_documents is not None
+        assert batch.label_indices is not None
+        return batch.labels.flatten().cpu()[batch.label_indices.cpu()], batch.label_indices.cpu()
+    assert batch.target_indices is not None
     assert batch.targets is not None
-    return batch.targets.cpu()[batch.counted_documents.cpu()], batch.counted_documents.cpu()
+    return batch.targets.cpu()[batch.target_indices.cpu()], batch.target_indices.cpu()
 
 
 def _numbers(batch: Batch) -> Tensor:

@@ -18,7 +18,7 @@ from pellucid.visibility import causal
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 FieldName = Annotated[str, Field(min_length=1, max_length=1000)]
-ClassNames = Annotated[tuple[FieldName, ...], Field(max_length=100_000)]
+LabelNames = Annotated[tuple[FieldName, ...], Field(max_length=100_000)]
 
 
 class CausalLMConfig(Config):
@@ -95,7 +95,7 @@ class ClassificationConfig(Config):
     text: FieldName = "text"
     label: FieldName = "label"
     text_pair: FieldName | None = None
-    classes: ClassNames = ()
+    label_names: LabelNames = ()
     """Their names in order; by default all that occur."""
 
 
@@ -114,7 +114,7 @@ class TokenClassificationConfig(Config):
     kind: Literal["token_classification"] = "token_classification"
     words: FieldName = "words"
     tags: FieldName = "tags"
-    classes: ClassNames = ()
+    label_names: LabelNames = ()
 
 
 class QuestionAnsweringConfig(Config):
@@ -198,8 +198,8 @@ def check(objective: AnyObjective, model: ModelConfig) -> None:
             f"objective is {objective.kind!r}, but model.family is {model.family!r} with head {model.head.kind!r}, "
             f"which learns {ways}; change one of them"
         )
-    if isinstance(objective, ClassificationConfig | TokenClassificationConfig) and objective.classes:
-        _check_classes(objective.classes, model)
+    if isinstance(objective, ClassificationConfig | TokenClassificationConfig) and objective.label_names:
+        _check_label_names(objective.label_names, model)
     if isinstance(objective, CausalLMConfig | PrefixLMConfig | Seq2SeqConfig | SpanCorruptionConfig):
         _check_hidden(objective, model)
 
@@ -209,14 +209,15 @@ def _of(model: ModelConfig) -> tuple[type[Any], ...]:
     return _OF_FAMILY[model.family] if found is None else (found,)
 
 
-def _check_classes(classes: tuple[str, ...], model: ModelConfig) -> None:
+def _check_label_names(label_names: tuple[str, ...], model: ModelConfig) -> None:
     labels = getattr(model.head, "num_labels", None)
-    if len(set(classes)) != len(classes):
-        twice = next(name for name in classes if classes.count(name) > 1)
-        raise ValueError(f"objective.classes names {twice!r} twice; name each class once")
-    if labels != len(classes):
+    if len(set(label_names)) != len(label_names):
+        twice = next(name for name in label_names if label_names.count(name) > 1)
+        raise ValueError(f"objective.label_names names {twice!r} twice; name each class once")
+    if labels != len(label_names):
         raise ValueError(
-            f"objective.classes has {len(classes)} names, but model.head.num_labels is {labels}; make them agree"
+            f"objective.label_names has {len(label_names)} names, but model.head.num_labels is {labels}; "
+            "make them agree"
         )
 
 

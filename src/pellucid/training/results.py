@@ -1,4 +1,4 @@
-"""What evaluations and runs return: ``Validation`` (sums and metrics over held-out documents) and ``TrainResult``."""
+"""What a run reports: results of evaluations, events in the order in which they happen, and the result of the run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pellucid.training.state import TrainerState
 
 
 class MetricValue(NamedTuple):
-    """A number, and what is reached without looking: a constant answer, taken from the training data."""
+    """A metric, and its ``baseline``: the value that a constant answer, taken from the training data, reaches."""
 
     name: str
     value: float
@@ -25,12 +25,12 @@ class MetricValue(NamedTuple):
 
 
 class Validation(NamedTuple):
-    """Sums over documents, and what follows from them."""
+    """The result of an evaluation: sums over documents, and what follows from them."""
 
     nats: float
     """The loss of all items together (of a regression: squared errors)."""
     tokens: int
-    """The items that were counted: tokens, or documents where one question is asked of each."""
+    """The items that were counted: tokens, or documents where each has one target."""
     bytes: int
     """Of the text; 0 where not all of it is predicted, so that bits per byte would mean nothing."""
     documents: int
@@ -52,25 +52,24 @@ class Validation(NamedTuple):
 
     @property
     def measure(self) -> float:
-        """What is compared between validations of a run, the lower the better."""
+        """What is compared between evaluations of a run; lower is better."""
         return self.bits_per_byte if self.bytes else self.loss
 
     def __str__(self) -> str:
-        """In a few words."""
         if self.bytes:
             return f"{self.bits_per_byte:.4f} bits/byte"
         return ", ".join(map(str, self.metrics)) or f"{self.loss:.4f} a {self.item}"
 
     def to_dict(self) -> dict[str, Any]:
-        """What belongs in the log besides the sums; nothing for bits per byte."""
+        """Item, metrics and baseline as plain data; empty for bits per byte."""
         if self.bytes:
             return {}
         metrics = {metric.name: {"value": metric.value, "baseline": metric.baseline} for metric in self.metrics}
         return {"item": self.item, "metrics": metrics, "baseline": self.baseline}
 
 
-def read_back(line: dict[str, Any]) -> Validation | None:
-    """The validation that a line of the log tells of, checked; None where it does not say."""
+def parse_validation(line: dict[str, Any]) -> Validation | None:
+    """The evaluation in a line of the log; None where the line does not hold one."""
     nats, counts = line.get("nats"), [line.get(name) for name in ("tokens", "bytes", "documents")]
     if type(nats) is not float or not all(type(count) is int and count >= 0 for count in counts):
         return None
@@ -161,36 +160,10 @@ class Validated:
     """An evaluation on held-out documents after ``step``; ``final``: on all of them."""
 
     step: int
-    bits_per_byte: float | None
-    """None for objectives that do not predict every byte."""
-    nats: float
-    """Over all items: tokens, or whatever the objective counts."""
-    loss: float
-    tokens: int
-    bytes: int
-    documents: int
+    result: Validation
     final: bool
     best: bool
     seconds: float
-    found: Validation | None = None
-    """The same with its metrics and baselines, where it is not in bits per byte."""
-
-    @classmethod
-    def of(cls, found: Validation, step: int, *, best: bool, final: bool, seconds: float) -> Validated:
-        """What ``found`` says, as an event."""
-        return cls(
-            step=step,
-            bits_per_byte=found.bits_per_byte if found.bytes else None,
-            nats=found.nats,
-            loss=found.loss,
-            tokens=found.tokens,
-            bytes=found.bytes,
-            documents=found.documents,
-            final=final,
-            best=best,
-            seconds=seconds,
-            found=None if found.bytes else found,
-        )
 
 
 @dataclass(frozen=True)
@@ -221,15 +194,15 @@ Listener = Callable[[Event], None]
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a run came to."""
+    """The result of a run."""
 
     run: Path
     checkpoint: Path
     steps: int
     tokens: int
-    """Predictions that were learnt from: tokens, or documents where each is asked one thing."""
+    """Targets that were trained on: tokens, or documents where each has one target."""
     tokens_per_second: float
-    """While stepping: validation and saving left out."""
+    """While stepping: evaluation and saving are left out."""
     validation: Validation | None
     """Over all held-out documents; None when the run was interrupted."""
     interrupted: bool
@@ -246,7 +219,7 @@ class TrainResult:
         *,
         signal: str = "",
     ) -> TrainResult:
-        """What ``trainer_state`` say, in the words of a result."""
+        """The result of a run that is at ``trainer_state``."""
         speed = trainer_state.tokens / trainer_state.training_seconds if trainer_state.training_seconds else 0.0
         return cls(run, checkpoint, trainer_state.step, trainer_state.tokens, speed, validation, bool(signal), signal)
 

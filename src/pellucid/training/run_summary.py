@@ -1,4 +1,4 @@
-"""Runs side by side: what their folders say, read without changing anything in them."""
+"""Runs side by side: summaries of run folders, read without changing anything in them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from pellucid.configfile import read_mapping
-from pellucid.errors import ConfigError, InputError
+from pellucid.configfile.config import flatten
+from pellucid.errors import ArgumentError, InputError, RunError
+from pellucid.files import checked_path
 from pellucid.messages import printable
 from pellucid.records import Cell, Table, number
 from pellucid.training import state
 from pellucid.training.environment import read_environment
 from pellucid.training.loggers import MetricsLog
-from pellucid.training.run_folder import RunFolder, checked_path, locked
+from pellucid.training.run_folder import RunFolder, locked
 
 T = TypeVar("T")
 State = Literal["running", "finished", "stopped", "begun", "damaged"]
@@ -24,10 +26,10 @@ _DEEPEST = 3
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What one run folder says of its run. What is not known is None.
+    """The summary of one run folder. What is not known is None.
 
     ``running``: a process trains in it now; ``finished``: it ended; ``stopped``: it can be resumed from its last
-    checkpoint; ``begun``: it has none yet; ``damaged``: some of it cannot be read, ``problem`` says what.
+    checkpoint; ``begun``: it has none yet; ``damaged``: part of it cannot be read, see ``problem``.
     """
 
     run: Path
@@ -39,7 +41,7 @@ class RunSummary:
     loss: float | None
     """Of the last step."""
     best: float | None
-    """Lowest of the validations on the way: held-out bits per byte, or loss where ``measure`` says so."""
+    """Lowest of the evaluations during the run: held-out bits per byte, or the loss where ``measure`` is that."""
     final: float | None
     """Over all held-out documents."""
     tokens_per_second: float | None
@@ -49,9 +51,9 @@ class RunSummary:
     problem: str | None
     config: Mapping[str, Any]
     measure: Literal["bits per byte", "loss"] = "bits per byte"
-    """What ``best`` and ``final`` are."""
+    """The quantity of ``best`` and ``final``."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
-    """What the last validation found besides: ``{name: {"value": …, "baseline": …}}``."""
+    """Those of the last evaluation, of objectives without bits per byte: ``{name: {"value": …, "baseline": …}}``."""
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data."""
@@ -73,49 +75,68 @@ def is_run(path: Path) -> bool:
 
 
 def find_runs(folder: str | Path) -> list[Path]:
-    """The run folders in ``folder`` and three levels below it, by name; itself, if it is one.
+    """The run folders in ``folder`` and three levels below it, by name; ``folder`` itself, if it is one.
 
-    Folders below it that cannot be read are passed over.
+    Folders below it that cannot be read are skipped.
     """
-    top = checked_path(folder)
+    top = checked_path(folder, "the folder of runs")
     if not top.is_dir():
-        raise InputError(f"{top} is not a folder; name a run folder, or one that holds some")
+        raise ArgumentError(f"{top} is not a folder; name a run folder, or one that holds some")
     found: list[Path] = []
     level = [top]
     for _ in range(_DEEPEST + 1):
         found += [path for path in level if is_run(path)]
-        level = [sub for path in level if not is_run(path) for sub in _folders(path, needed=path == top)]
+        level = [sub for path in level if not is_run(path) for sub in _folders(path, required=path == top)]
     if not found:
-        raise InputError(f"{top} holds no run; pellucid train makes one")
+        raise RunError(f"{top} holds no run; pellucid train makes one")
     return sorted(found)
+
+
+def _folders(path: Path, *, required: bool) -> list[Path]:
+    try:
+        return [sub for sub in path.iterdir() if sub.is_dir() and not sub.name.startswith(".")]
+    except OSError as error:
+        if required:
+            raise ArgumentError(f"cannot read {path}: {error.strerror}; choose a folder that you may read") from error
+        return []
 
 
 def read_run(path: str | Path) -> RunSummary:
     """The summary of the run in ``path``. A damaged one has a summary too."""
     run = RunFolder(Path(path))
     if not is_run(run.path):
-        raise InputError(f"{run.path} is not a run folder: it has no config.yaml and checkpoints")
+        raise RunError(f"{run.path} is not a run folder: it has no config.yaml and checkpoints")
     problems: list[str] = []
     config = _tried(problems, lambda: read_mapping(run.config)) or {}
-    trainer_state = _tried(problems, lambda: _counters(run))
+    at = _tried(problems, lambda: _last_state(run))
     logged = _tried(problems, lambda: _Log(MetricsLog(run.metrics))) or _Log()
-    problem = printable(problems[0]) if problems else None
     environment = read_environment(run.path)
-    saved = None if trainer_state is None else trainer_state.step
+    sessions, precision = environment.get("sessions"), config.get("precision")
+    first = sessions[0] if isinstance(sessions, list) and sessions else None
+    began = first.get("at") if isinstance(first, dict) else None
+    saved = None if at is None else at.step
+    ended = logged.final is not None and logged.final_step == saved and saved >= logged.steps
+    states: tuple[tuple[State, bool], ...] = (
+        ("running", locked(run.path)),
+        ("damaged", bool(problems)),
+        ("begun", saved is None),
+        ("finished", ended),
+        ("stopped", True),
+    )
     return RunSummary(
         run=run.path,
-        state=_state(run.path, problem, saved, logged),
+        state=next(name for name, holds in states if holds),
         steps=logged.steps,
         saved=saved,
         tokens=logged.tokens,
         loss=logged.loss,
         best=logged.best,
         final=logged.final,
-        tokens_per_second=_speed(trainer_state),
-        began=_began(environment),
-        precision=_text(config.get("precision")),
+        tokens_per_second=at.tokens / at.training_seconds if at and at.training_seconds else None,
+        began=began if isinstance(began, str) else None,
+        precision=precision if isinstance(precision, str) else None,
         parameters=_whole(environment.get("parameters")),
-        problem=problem,
+        problem=printable(problems[0]) if problems else None,
         config=config,
         measure=logged.measure,
         metrics=logged.metrics,
@@ -136,24 +157,27 @@ def runs_table(runs: Sequence[RunSummary]) -> Table:
 
 
 def differences(runs: Sequence[RunSummary]) -> dict[str, list[Any]]:
-    """Every configuration key, as ``a.b``, that is not the same in all ``runs``, and its value in each."""
-    flat = [_flat(run.config) for run in runs]
-    keys = dict.fromkeys(key for one in flat for key in one)
-    found = {key: [one.get(key) for one in flat] for key in keys}
+    """Every configuration key, as ``a.b``, that differs between ``runs``, and its value in each."""
+    flat = [flatten(run.config) for run in runs]
+    found = {key: [one.get(key) for one in flat] for one in flat for key in one}
     return {key: values for key, values in found.items() if any(value != values[0] for value in values)}
 
 
 def comparison(runs: Sequence[RunSummary]) -> list[Table]:
-    """What the runs came to, side by side, and what differs in their configurations."""
+    """The results of the runs side by side, and how their configurations differ."""
     names = tuple(run.name for run in runs)
     facts = ("state", "steps", "tokens", "loss", "best", "final", "tokens_per_second", "began", "parameters")
-    came_to = tuple((fact, *(getattr(run, fact) for run in runs)) for fact in facts)
-    differs = tuple((key, *map(_cell, values)) for key, values in differences(runs).items())
-    return [Table("results", ("", *names), came_to), Table("configuration", ("key", *names), differs)]
+    results = tuple((fact, *(getattr(run, fact) for run in runs)) for fact in facts)
+    cells = {
+        key: [v if isinstance(v, str | int | float | bool | None) else json.dumps(v) for v in values]
+        for key, values in differences(runs).items()
+    }
+    configuration = tuple((key, *values) for key, values in cells.items())
+    return [Table("results", ("", *names), results), Table("configuration", ("key", *names), configuration)]
 
 
 def _tried(problems: list[str], read: Callable[[], T]) -> T | None:
-    """What ``read`` gives; None, and a problem more, where a file cannot be read."""
+    """The result of ``read``; None, and one more problem, where a file cannot be read."""
     try:
         return read()
     except InputError as error:
@@ -163,14 +187,14 @@ def _tried(problems: list[str], read: Callable[[], T]) -> T | None:
     return None
 
 
-def _counters(run: RunFolder) -> state.TrainerState | None:
-    """Those of the last checkpoint; the tensors are left unread."""
+def _last_state(run: RunFolder) -> state.TrainerState | None:
+    """That of the last checkpoint; the tensors are not read."""
     last = run.read_pointer("last")
     return None if last is None else state.read_trainer_state(last / state.FOLDER, tensors=False)
 
 
 class _Log:
-    """What the log of a run comes to, in one pass over it."""
+    """The figures of a run's log, from one pass over it."""
 
     def __init__(self, metrics: MetricsLog | None = None) -> None:
         self.steps = self.tokens = 0
@@ -183,7 +207,7 @@ class _Log:
         for line in metrics.records() if metrics is not None else ():
             if line["kind"] == "step":
                 self.steps, self.tokens = _whole(line["step"]) or 0, _whole(line.get("tokens")) or 0
-                self.loss = _real(line.get("loss"))
+                self.loss = real(line.get("loss"))
             elif (found := self._found(line)) is not None:
                 if line.get("final"):
                     self.final, self.final_step = found, _whole(line["step"]) or 0
@@ -192,63 +216,15 @@ class _Log:
 
     def _found(self, line: dict[str, Any]) -> float | None:
         """Bits per byte where the line has them, otherwise the loss."""
-        if (bits := _real(line.get("bits_per_byte"))) is not None or "item" not in line:
+        if (bits := real(line.get("bits_per_byte"))) is not None or "item" not in line:
             return bits
         self.measure, metrics = "loss", line.get("metrics")
         self.metrics = metrics if isinstance(metrics, dict) else {}
-        return _real(line.get("loss"))
+        return real(line.get("loss"))
 
 
-def _state(path: Path, problem: str | None, saved: int | None, logged: _Log) -> State:
-    if locked(path):
-        return "running"
-    if problem is not None:
-        return "damaged"
-    if saved is None:
-        return "begun"
-    return "finished" if logged.final is not None and logged.final_step == saved >= logged.steps else "stopped"
-
-
-def _speed(trainer_state: state.TrainerState | None) -> float | None:
-    return (
-        trainer_state.tokens / trainer_state.training_seconds
-        if trainer_state and trainer_state.training_seconds
-        else None
-    )
-
-
-def _folders(path: Path, *, needed: bool) -> list[Path]:
-    try:
-        return [sub for sub in path.iterdir() if sub.is_dir() and not sub.name.startswith(".")]
-    except OSError as error:
-        if needed:
-            raise ConfigError(f"cannot read {path}: {error.strerror}; choose a folder that you may read") from error
-        return []
-
-
-def _flat(config: Any, name: str = "") -> dict[str, Any]:
-    if not isinstance(config, dict) or (name and not config):
-        return {name: config}
-    inside = (_flat(value, f"{name}.{key}" if name else str(key)) for key, value in config.items())
-    return {key: value for part in inside for key, value in part.items()}
-
-
-def _cell(value: Any) -> Cell:
-    return value if isinstance(value, str | int | float | bool | None) else json.dumps(value)
-
-
-def _began(environment: Mapping[str, Any]) -> str | None:
-    match environment.get("sessions"):
-        case [{"at": str(at)}, *_]:
-            return at
-    return None
-
-
-def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _real(value: object) -> float | None:
+def real(value: object) -> float | None:
+    """A number from somebody's file; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -257,5 +233,5 @@ def _real(value: object) -> float | None:
         return None
 
 
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -51,7 +51,7 @@ class RunComponents:
     """The held-out documents of evaluations during the run, where these are in bits per byte."""
     evaluator: Evaluator | None
     """The evaluation of every other objective than causal LM."""
-    classes: tuple[str, ...]
+    label_names: tuple[str, ...]
     """The names of the classes, in order, of a classification."""
     tokenizer: Tokenizer
     loader: Loader
@@ -94,7 +94,7 @@ def prepare(config: TrainConfig, run: RunFolder, last: Path | None, warn: Callab
         "tokenizer": tokenizer.digest(),
     }
     return RunComponents(
-        heldout, sample, evaluator, datasets.classes, tokenizer, loader, model, optimizers, trainer_state, facts
+        heldout, sample, evaluator, datasets.label_names, tokenizer, loader, model, optimizers, trainer_state, facts
     )
 
 
@@ -264,16 +264,23 @@ def examine(path: Path) -> state.TrainerState:
     return trainer_state
 
 
-def refuse_other_model(config: TrainConfig, point: ResumePoint) -> None:
-    """Raises for a checkpoint of another model than the run's, with the first field that differs."""
-    if point.checkpoint is None:
-        return
-    stored = open_folder(point.checkpoint).contract.model
-    for path, own, found in config_diff(config.model, stored, "model"):
-        raise CheckpointError(
-            f"{point.checkpoint} is of another model: {path}: the run has {format_value(own)}, "
-            f"the checkpoint {format_value(found)}; put back the checkpoint that the run saved, or move this one away"
-        )
+def check_resume_point(config: TrainConfig, run: RunFolder, point: ResumePoint) -> None:
+    """Raises for a checkpoint of another model, and for a new length that is shorter than the run already is."""
+    if point.checkpoint is not None:
+        stored = open_folder(point.checkpoint).contract.model
+        for path, own, found in config_diff(config.model, stored, "model"):
+            raise CheckpointError(
+                f"{point.checkpoint} is of another model: {path}: the run has {format_value(own)}, the checkpoint "
+                f"{format_value(found)}; put back the checkpoint that the run saved, or move this one away"
+            )
+    if run.changed & LENGTH:
+        at = point.trainer_state
+        for name, limit, reached in (("steps", config.max_steps, at.step), ("minutes", config.max_minutes, at.minutes)):
+            if limit is not None and reached > limit:
+                raise ConfigError(
+                    f"max_{name} is {limit:g}, but the run in {run.path} has reached {reached:g} {name}; "
+                    "give as many or more, or start a new run in another folder"
+                )
 
 
 def final(config: TrainConfig, run: RunFolder, point: ResumePoint) -> Validation | None:
@@ -285,19 +292,6 @@ def final(config: TrainConfig, run: RunFolder, point: ResumePoint) -> Validation
     if length_is_known and progress(config, trainer_state.step, trainer_state.minutes) < 1:
         return None
     return MetricsLog(run.metrics).final(trainer_state.step)
-
-
-def refuse_shorter(config: TrainConfig, run: RunFolder, trainer_state: state.TrainerState) -> None:
-    """Raises for a new length that is shorter than the run already is."""
-    if not run.changed & LENGTH:
-        return
-    pairs = (("steps", config.max_steps, trainer_state.step), ("minutes", config.max_minutes, trainer_state.minutes))
-    for name, limit, reached in pairs:
-        if limit is not None and reached > limit:
-            raise ConfigError(
-                f"max_{name} is {limit:g}, but the run in {run.path} has reached {reached:g} {name}; "
-                "give as many or more, or start a new run in another folder"
-            )
 
 
 def repair_folder(run: RunFolder, point: ResumePoint, listener: Listener) -> None:

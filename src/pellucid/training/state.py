@@ -1,8 +1,8 @@
-"""Everything a run needs besides its weights to continue as if it had never stopped.
+"""Everything that a run needs besides its weights to continue as if it had never stopped.
 
-Kept as two plain files in the ``training`` folder of a checkpoint: ``state.safetensors`` (what the optimizers
-remember, random generators) and ``state.json`` (trainer_state, the loader's cursor; the SHA-256 of the other file and
-of what it says itself). Nothing is pickled.
+Two files in the ``training`` folder of a checkpoint: ``state.safetensors`` (states of the optimizers and of the random
+generators) and ``state.json`` (:class:`TrainerState`, and the SHA-256 of the other file and of its own content).
+Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -30,11 +30,21 @@ FOLDER = "training"
 _TENSORS, _COUNTERS, _VERSION = "state.safetensors", "state.json", 3
 _LARGEST = 2**20
 _MOST = 2**53
+_FIELDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "step": ((int,), "a count"),
+    "tokens": ((int,), "a count"),
+    "minutes": ((int, float), "an amount of time"),
+    "training_seconds": ((int, float), "an amount of time"),
+    "best": ((int, float, type(None)), "a loss or null"),
+    "best_step": ((int, type(None)), "a step or null"),
+    "loader": ((dict,), "a cursor of the loader"),
+}
+"""The types of a :class:`TrainerState`'s fields, and what an error calls them."""
 
 
 @dataclass
 class TrainerState:
-    """Where the run is; ``loader`` is the data loader's own cursor, ``best`` the lowest loss or bits per byte."""
+    """Where a run is; ``loader`` is the data loader's own cursor, ``best`` the lowest loss or bits per byte."""
 
     step: int = 0
     tokens: int = 0
@@ -46,7 +56,7 @@ class TrainerState:
 
 
 def save_state(folder: Path, trainer_state: TrainerState, optimizers: OptimizerSet) -> None:
-    """Write the state into ``folder``, which a checkpoint is being completed in."""
+    """Write the state into ``folder``, a new folder of an unfinished checkpoint."""
     folder.mkdir()
     tensors = {f"optimizer/{name}": tensor for name, tensor in optimizers.state_tensors().items()}
     tensors |= {f"random/{name}": tensor for name, tensor in random_state().items()}
@@ -57,7 +67,7 @@ def save_state(folder: Path, trainer_state: TrainerState, optimizers: OptimizerS
 
 
 def load_state(folder: Path, optimizers: OptimizerSet) -> TrainerState:
-    """Give optimizers and random generators back what :func:`save_state` kept; returns the trainer_state."""
+    """Restore optimizers and random generators from what :func:`save_state` wrote; returns the trainer state."""
     trainer_state = read_trainer_state(folder)
     path = folder / _TENSORS
     read_header(path)
@@ -100,7 +110,7 @@ def random_state() -> dict[str, Tensor]:
 
 
 def set_random_state(state: Mapping[str, Tensor], source: Path) -> None:
-    """Undo every draw since :func:`random_state`."""
+    """Restore the random generators from :func:`random_state`."""
     try:
         torch.set_rng_state(state["torch"])
         position, has_gauss, gauss = state["numpy_gauss"].tolist()
@@ -117,10 +127,7 @@ def set_random_state(state: Mapping[str, Tensor], source: Path) -> None:
 
 
 def read_trainer_state(folder: Path, *, tensors: bool = True) -> TrainerState:
-    """Where the run was. Refused if it was changed, or if the tensors beside are not those that belong to it.
-
-    The tensors are left unread without ``tensors``.
-    """
+    """The state in ``folder``; raises if it or, with ``tensors``, the tensors beside it were changed."""
     path = folder / _COUNTERS
     record = read_json(path, _LARGEST)
     version = record.get("schema_version")
@@ -149,27 +156,15 @@ def _refuse_digest(what: str, found: str, noted: object) -> NoReturn:
 
 def _check_trainer_state(path: Path, record: Mapping[str, Any]) -> None:
     """Every field has the type and the range that a run gives it."""
-    step, best, best_step = record["step"], record["best"], record["best_step"]
-    wanted = {name: (_is_count(record[name]), "a count") for name in ("step", "tokens")}
-    wanted |= {name: (_is_amount(record[name]), "an amount of time") for name in ("minutes", "training_seconds")}
-    wanted["best"] = (best is None or _is_amount(best), "a loss or null")
-    wanted["best_step"] = (best_step is None or _is_count(best_step), "a step or null")
-    wanted["loader"] = (isinstance(record["loader"], dict), "a cursor of the loader")
-    for name, (right, kind) in wanted.items():
-        if not right:
+    for name, (kinds, description) in _FIELDS.items():
+        value = record[name]
+        if type(value) not in kinds or (isinstance(value, int | float) and not 0 <= value < _MOST):
             raise CheckpointError(
-                f"{path}: {name} is {yaml_repr(record[name])}, but must be {kind}; put the file back as it was written"
+                f"{path}: {name} is {yaml_repr(value)}, but must be {description}; put the file back as it was written"
             )
+    step, best, best_step = record["step"], record["best"], record["best_step"]
     if (best is None) != (best_step is None) or (best_step is not None and best_step > step):
         raise CheckpointError(
             f"{path}: best is {yaml_repr(best)}, best_step {yaml_repr(best_step)} and step {step}, which contradict "
             "each other; put the file back as it was written"
         )
-
-
-def _is_count(value: object) -> bool:
-    return type(value) is int and 0 <= value < _MOST
-
-
-def _is_amount(value: object) -> bool:
-    return type(value) in (int, float) and 0 <= value < _MOST  # type: ignore[operator]

@@ -106,7 +106,7 @@ def autocast(precision: Precision, device: torch.device | str) -> torch.autocast
 
 def num_targets(batch: Batch) -> int:
     """Positions whose label counts, or else documents whose target does, known without asking a device."""
-    found = batch.counted_documents if batch.labels is None and batch.targets is not None else batch.counted
+    found = batch.target_indices if batch.labels is None and batch.targets is not None else batch.label_indices
     if found is None:
         raise ShapeError("a training batch needs labels made on the host; use data.objectives before moving it")
     return len(found)

@@ -7,43 +7,43 @@ from dataclasses import dataclass, replace
 import torch
 
 from pellucid.batch import IGNORED, Batch
-from pellucid.errors import ConfigError, DataError
+from pellucid.errors import ArgumentError, DataError
 from pellucid.shapes import Tensor
 
 
 @dataclass(frozen=True)
 class Classification:
-    """Each document has one of ``classes`` classes: ``targets`` int64 ``[C]``, :data:`IGNORED` where unknown."""
+    """Each document has one of ``num_labels`` classes: ``targets`` int64 ``[C]``, :data:`IGNORED` where unknown."""
 
-    classes: int
+    num_labels: int
     overlap = 0
 
     def __post_init__(self) -> None:
-        _refuse_classes(self.classes)
+        _check_num_labels(self.num_labels)
 
     def __call__(self, batch: Batch, generator: torch.Generator | None = None) -> Batch:
         targets = _targets(batch, "Classification", "int64 [C]")
         if targets.dtype != torch.int64 or targets.dim() != 1:
             raise _unlike(targets, "Classification", "int64 [C]")
-        _refuse_class(targets, self.classes)
+        _check_labels(targets, self.num_labels)
         return batch
 
 
 @dataclass(frozen=True)
 class Regression:
-    """Each document has a number, or ``numbers`` of them: ``targets`` floating ``[C]`` or ``[C, numbers]``, finite."""
+    """Each document has ``num_outputs`` finite numbers: ``targets`` floating ``[C, num_outputs]``, one also ``[C]``."""
 
-    numbers: int = 1
+    num_outputs: int = 1
     overlap = 0
 
     def __post_init__(self) -> None:
-        if self.numbers < 1:
-            raise ConfigError(f"numbers is {self.numbers}; a document has 1 or more")
+        if self.num_outputs < 1:
+            raise ArgumentError(f"num_outputs is {self.num_outputs}; a document has 1 or more")
 
     def __call__(self, batch: Batch, generator: torch.Generator | None = None) -> Batch:
-        wanted = "floating [C]" if self.numbers == 1 else f"floating [C, {self.numbers}]"
+        wanted = "floating [C]" if self.num_outputs == 1 else f"floating [C, {self.num_outputs}]"
         targets = _targets(batch, "Regression", wanted)
-        shapes: list[tuple[int, ...]] = [(self.numbers,), ()] if self.numbers == 1 else [(self.numbers,)]
+        shapes: list[tuple[int, ...]] = [(self.num_outputs,), ()] if self.num_outputs == 1 else [(self.num_outputs,)]
         if not targets.is_floating_point() or targets.shape[1:] not in shapes:
             raise _unlike(targets, "Regression", wanted)
         if not targets.isfinite().all():
@@ -74,19 +74,19 @@ class Span:
 
 
 @dataclass(frozen=True)
-class TokenLabelling:
-    """Each token has one of ``classes`` classes: ``labels`` in place, without a shift."""
+class TokenClassification:
+    """Each token has one of ``num_labels`` classes: ``labels`` in place, without a shift."""
 
-    classes: int
+    num_labels: int
     overlap = 0
 
     def __post_init__(self) -> None:
-        _refuse_classes(self.classes)
+        _check_num_labels(self.num_labels)
 
     def __call__(self, batch: Batch, generator: torch.Generator | None = None) -> Batch:
         if batch.labels is None:
-            raise DataError("TokenLabelling needs batch.labels, and it is None; give each token's class there")
-        _refuse_class(batch.labels.flatten(), self.classes)
+            raise DataError("TokenClassification needs batch.labels, and it is None; give each token's class there")
+        _check_labels(batch.labels.flatten(), self.num_labels)
         return batch
 
 
@@ -125,15 +125,15 @@ def _unlike(targets: Tensor, objective: str, wanted: str) -> DataError:
     return DataError(f"{objective} needs targets {wanted}, but they are {kind} {list(targets.shape)}; convert them")
 
 
-def _refuse_classes(classes: int) -> None:
-    if classes < 2:
-        raise ConfigError(f"classes is {classes}; a choice needs 2 or more")
+def _check_num_labels(num_labels: int) -> None:
+    if num_labels < 2:
+        raise ArgumentError(f"num_labels is {num_labels}; a choice needs 2 or more")
 
 
-def _refuse_class(found: Tensor, classes: int) -> None:
-    wrong = (found != IGNORED) & ((found < 0) | (found >= classes))
+def _check_labels(found: Tensor, num_labels: int) -> None:
+    wrong = (found != IGNORED) & ((found < 0) | (found >= num_labels))
     if wrong.any():
         raise DataError(
-            f"class {int(found[wrong][0])} was found, but there are {classes} classes (0 … {classes - 1}); "
-            f"raise classes, or write {IGNORED} for what is not known"
+            f"class {int(found[wrong][0])} was found, but there are {num_labels} classes (0 … {num_labels - 1}); "
+            f"raise num_labels, or write {IGNORED} for what is not known"
         )

@@ -1,4 +1,4 @@
-"""Vocabularies trained with ``tokenizers``: byte-level BPE, byte-level Unigram, and WordPiece.
+"""Special tokens, and vocabularies trained with ``tokenizers``: byte-level BPE, byte-level Unigram, and WordPiece.
 
 Byte-level ones write every text and lose nothing. WordPiece follows BERT: control characters go, white space
 separates words, CJK characters and punctuation stand alone, and what its alphabet lacks is unknown. Its pieces are
@@ -8,14 +8,31 @@ trained as BPE of words whose later characters count as separate characters, so 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from pellucid.errors import DataError
+
+BEGIN, END, PAD = "<|begin|>", "<|end|>", "<|pad|>"
+"""The special tokens of a tokenizer trained here: a document's start, its end, and padding."""
+MASK, UNKNOWN = "<|mask|>", "<|unknown|>"
+"""What hides a token, and what stands for a word that WordPiece cannot write."""
+
+USUAL_NAMES = (
+    (BEGIN, "<s>", "<|begin_of_text|>", "<bos>", "<|endoftext|>", "[CLS]"),
+    (END, "</s>", "<|end_of_text|>", "<eos>", "<|endoftext|>", "[SEP]"),
+    (PAD, "<pad>", "[PAD]"),
+    (MASK, "<mask>", "[MASK]"),
+    (UNKNOWN, "<unk>", "[UNK]"),
+)
+"""What begin, end, padding, mask and unknown are called, in the order of preference."""
+
+_SENTINEL = re.compile(r"<\|span_([0-9]{1,6})\|>|<extra_id_([0-9]{1,6})>")
 
 Kind = Literal["bpe", "wordpiece", "unigram"]
 
@@ -25,6 +42,21 @@ CONTINUES = "##"
 _ALPHABET = 1000
 _LATER = 0xF0000  # private characters, which the normaliser takes out of texts
 _AT_A_TIME = 4096
+
+
+def sentinels(count: int) -> tuple[str, ...]:
+    """Names of ``count`` special tokens for span corruption.
+
+    >>> sentinels(2)
+    ('<|span_0|>', '<|span_1|>')
+    """
+    return tuple(f"<|span_{number}|>" for number in range(count))
+
+
+def in_order(special_ids: Mapping[str, int]) -> tuple[int, ...]:
+    """The ids of those that are sentinels, by their numbers."""
+    found = ((_SENTINEL.fullmatch(name), id_) for name, id_ in special_ids.items())
+    return tuple(id_ for _, id_ in sorted((int(match[1] or match[2]), id_) for match, id_ in found if match))
 
 
 def train_tokenizer(
