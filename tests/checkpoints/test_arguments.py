@@ -69,8 +69,8 @@ ODD_PATHS = {
     "none": (None, "not None"),
     "a number": (5, "not 5"),
     "bytes": (b"folder", "not b'folder'"),
-    "empty": ("", "the name of the checkpoint folder is empty"),
-    "a NUL": ("a\0b", r"'a.*b' cannot name a folder: it holds a NUL character; remove it"),
+    "empty": ("", "the name of a checkpoint folder is empty"),
+    "a NUL": ("a\0b", r"'a.*b' cannot be a path: it holds a NUL character; choose another name"),
     "half a character": ("a\ud800", r"holds the lone surrogate \\ud800"),
     "a byte that was no text": ("a\udcff", r"holds the lone surrogate \\udcff"),
 }

@@ -52,8 +52,8 @@ def run(blocks, x, chunk, cache=None, memory=None, bias=None):
         queries, keys = cache.begin_append(chunk, [block.attention.rule for block in blocks])
         if memory is not None:
             cache.set_encoder_output(memory.coordinates)
-        elif cache.memory is not None:
-            memory = EncoderOutput(None, cache.memory)
+        elif cache.encoder_coords is not None:
+            memory = EncoderOutput(None, cache.encoder_coords)
     x = zero_padding(x, queries)
     for i, block in enumerate(blocks):
         added = None if bias is None else bias(queries, keys)

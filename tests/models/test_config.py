@@ -101,7 +101,7 @@ TOGETHER = [
     ({**PAIR, "encoder": {"hidden_size": 16}}, "cannot share a token table; give source_vocab_size"),
     ({**PAIR, "norm_placement": "parallel"}, "'parallel' has no place for cross-attention"),
     ({**PAIR, "norm_placement": "parallel_two"}, "'parallel_two' has no place for cross-attention"),
-    ({**PAIR, "cross_attention": HEADS | {"attention_sinks": True}}, "without sinks"),
+    ({**PAIR, "cross_attention": HEADS | {"attention_sinks": True}}, "cross-attention has no sinks"),
     ({**PAIR, "cross_attention": LATENT}, "cross_attention.kind is 'latent'"),
     ({**PAIR, "head": {"kind": "span"}}, "an encoder_decoder gives tokens"),
     ({"head": {"kind": "masked_lm"}}, "'masked_lm' belongs to an encoder"),

@@ -84,7 +84,7 @@ def test_the_source_comes_once_and_the_cache_remembers_it():
     first = model(Batch.from_pairs([[5, 8, 2, 9], [4, 4]], [[3], [7]]), cache=cache).logits
     second = model(Batch.from_rows([[1, 6], []]), cache=cache).logits
     torch.testing.assert_close(torch.cat([first, second], 1)[0], whole[0], rtol=1e-10, atol=1e-10)
-    with pytest.raises(InputError, match="holds a source already"):
+    with pytest.raises(InputError, match="has a source already"):
         model(Batch.from_pairs([[5], [4]], [[3], [7]]), cache=cache)
 
 
@@ -93,7 +93,7 @@ def test_sources_where_none_are_read_and_none_where_they_are():
         model_of()(PAIRS)
     with pytest.raises(InputError, match="has no source to read"):
         model_of(family="encoder_decoder")(Batch.from_rows([[5]]))
-    with pytest.raises(UnsupportedError, match="keeps no cache"):
+    with pytest.raises(UnsupportedError, match="has no cache"):
         model_of(family="encoder")(Batch.from_rows([[5]]), cache=model_of().new_cache(1, 4))
 
 

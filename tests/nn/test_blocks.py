@@ -257,7 +257,7 @@ def parts(block):
 
 def test_pre_norm_makes_branch_ends_smaller_stacked_ones_too():
     block = wide(PreNormBlock)
-    first.init_pre_norm(block, layers=8, std=None, residual="scaled", generator=seeded())
+    first.init_pre_norm(block, num_layers=8, std=None, residual_init="scaled", generator=seeded())
     q, _, o, up, down, router = parts(block)
     assert_std(64**-0.5, q, up)
     assert_std(64**-0.5, router, rel=0.15)
@@ -266,18 +266,11 @@ def test_pre_norm_makes_branch_ends_smaller_stacked_ones_too():
     for name, parameter in block.named_parameters():
         if name.endswith("bias"):
             assert (parameter == 0).all(), name
-    first.init_pre_norm(block, layers=8, std=0.02, residual="zero", generator=seeded())
+    first.init_pre_norm(block, num_layers=8, std=0.02, residual_init="zero", generator=seeded())
     assert (block.ffn.experts.down_proj == 0).all()
     assert_std(0.02, block.ffn.experts.gate_proj)
     x, places = torch.randn(1, 3, 64), Coordinates.range(3)
     assert torch.equal(block(x, LayerContext.of(places)), x)
-
-
-def test_parallel_starts_as_pre_norm():
-    pre, parallel = wide(PreNormBlock), wide(ParallelTwoNormBlock)
-    first.init_pre_norm(pre, layers=3, std=None, residual="scaled", generator=seeded())
-    first.init_parallel(parallel, layers=3, std=None, residual="scaled", generator=seeded())
-    assert all(torch.equal(a, b) for a, b in zip(pre.parameters(), parallel.parameters(), strict=True))
 
 
 def test_sandwich_scales_no_branch_end():
@@ -350,7 +343,7 @@ def assert_all_are_drawn(block):
 def test_pre_norm_counts_the_branches_of_a_layer():
     """Six layers of three branches: every branch end, and no other matrix, is divided by the root of 18."""
     block = crossed(PreNormBlock)
-    first.init_pre_norm(block, layers=6, branches=3, std=None, residual="scaled", generator=seeded())
+    first.init_pre_norm(block, num_layers=6, branches=3, std=None, residual_init="scaled", generator=seeded())
     assert_all_are_drawn(block)
     own, cross = block.attention, block.cross_attention
     assert_std(96**-0.5 / 18**0.5, own.o_proj.weight, block.ffn.down_proj.weight)
@@ -359,7 +352,7 @@ def test_pre_norm_counts_the_branches_of_a_layer():
     assert_std(32**-0.5, own.q_b_proj.weight)
     assert_std(48**-0.5, own.kv_b_proj.weight)
     assert_std(96**-0.5, cross.k_proj.weight, cross.v_proj.weight)
-    first.init_pre_norm(block, layers=6, branches=3, std=None, residual="zero", generator=seeded())
+    first.init_pre_norm(block, num_layers=6, branches=3, std=None, residual_init="zero", generator=seeded())
     x, places = torch.randn(1, 3, 64), Coordinates.range(3)
     assert torch.equal(
         block(x, LayerContext.of(places, encoder_output=EncoderOutput(torch.randn(1, 3, 96), places))), x
@@ -388,7 +381,7 @@ def test_sinks_start_at_zero_wherever_they_were(kind):
     if kind is PostNormBlock:
         first.init_post_norm(attention, generator=seeded())
     else:
-        first.init_pre_norm(attention, layers=2, std=0.02, residual="plain", generator=seeded())
+        first.init_pre_norm(attention, num_layers=2, std=0.02, residual_init="plain", generator=seeded())
     assert attention.sinks.tolist() == [0.0] * 4
 
 
@@ -396,12 +389,12 @@ def test_deep_norm_constants():
     """Wang et al. 2022, figure 2, for 18 layers and for 6 and 18."""
     assert first.deep_norm_constants(18) == pytest.approx((36**0.25, 144**-0.25))
     assert first.deep_norm_constants(18, part="decoder") == pytest.approx((54**0.25, 216**-0.25))
-    encoder = first.deep_norm_constants(6, part="encoder", decoder_layers=18)
+    encoder = first.deep_norm_constants(6, part="encoder", num_decoder_layers=18)
     assert encoder == pytest.approx((0.81 * (6**4 * 18) ** (1 / 16), 0.87 * (6**4 * 18) ** (-1 / 16)))
-    with pytest.raises(ShapeError, match="part is 'encoder' and decoder_layers None; an encoder needs its decoder's"):
+    with pytest.raises(ShapeError, match="part is 'encoder' and num_decoder_layers None; an encoder needs its"):
         first.deep_norm_constants(18, part="encoder")
-    with pytest.raises(ShapeError, match="part is 'alone' and decoder_layers 6"):
-        first.deep_norm_constants(18, decoder_layers=6)
+    with pytest.raises(ShapeError, match="part is 'alone' and num_decoder_layers 6"):
+        first.deep_norm_constants(18, num_decoder_layers=6)
 
 
 def _deep(layers, alpha, beta):
@@ -451,7 +444,7 @@ def test_a_seed_says_all_weights():
     for block, seed in ((one, 5), (same, 5), (other, 6)):
         generator = torch.Generator().manual_seed(seed)
         state = torch.get_rng_state()
-        first.init_pre_norm(block, layers=2, std=None, residual="scaled", generator=generator)
+        first.init_pre_norm(block, num_layers=2, std=None, residual_init="scaled", generator=generator)
         assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), same.parameters(), strict=True))
     assert not torch.equal(one.ffn.router.weight, other.ffn.router.weight)

@@ -83,7 +83,7 @@ def test_snapshot_shares_nothing(model):
 def test_too_much_is_refused_before_anything_changes(model):
     """B67: the bound counts what is there and what comes."""
     cache = filled(model, [[1, 2, 3]], capacity=4)
-    with pytest.raises(LengthError, match=r"2 new tokens do not fit: the cache holds 3 of 4.*capacity=5"):
+    with pytest.raises(LengthError, match=r"2 new tokens do not fit: the cache uses 3 of 4.*capacity=5"):
         model(Batch.from_rows([[4, 5]]), cache=cache)
     assert cache.length == 3
     assert_agree(following(model, cache, 9)[0], fresh(model, [1, 2, 3, 9]))

@@ -93,7 +93,7 @@ def test_the_last_slot_can_be_filled_and_no_more():
     cache = empty(1, 4)
     take(cache, Coordinates.range(3))
     take(cache, Coordinates.range(1))
-    with pytest.raises(LengthError, match=r"1 new tokens do not fit: the cache holds 4 of 4; .*capacity=5"):
+    with pytest.raises(LengthError, match=r"1 new tokens do not fit: the cache uses 4 of 4; .*capacity=5"):
         cache.begin_append(Coordinates.range(1))
 
 

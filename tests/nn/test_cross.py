@@ -227,7 +227,7 @@ def test_reorder_takes_memories_along():
         expected = alone(same_group, x, sources[r // 2], [*rows[r], token])
         torch.testing.assert_close(got[r], expected, atol=1e-10, rtol=0)
     cache.reorder(torch.tensor([3, 2, 3]))
-    assert (cache.rows, cache.memory.shape, cache.memory.layout.tokens) == (3, (3, 5), 9)
+    assert (cache.rows, cache.encoder_coords.shape, cache.encoder_coords.layout.tokens) == (3, (3, 5), 9)
     got = step([10, 10, 11])
     for r, taken in enumerate([[6, 7, 9, 10], [6, 7, 8, 10], [6, 7, 9, 11]]):
         torch.testing.assert_close(got[r], alone(same_group, x, sources[1], taken), atol=1e-10, rtol=0)
@@ -247,26 +247,26 @@ def test_crop_and_snapshot_keep_the_memory():
         torch.testing.assert_close(again, alone(same_group, x, memory.hidden_states, taken), atol=1e-10, rtol=0)
 
 
-def test_a_cache_tells_what_its_memory_is():
+def test_a_cache_without_its_encoder_output_is_refused():
     same_group, x, memory = [block(), block()], stream(), whole_memory()
     cache = new_cache(same_group, 2, 9)
-    with pytest.raises(InputError, match="no cache holds their keys and values; give EncoderOutput"):
+    with pytest.raises(InputError, match="no cache has their keys and values; give EncoderOutput"):
         make()(
             x,
             LayerContext.of(
                 Coordinates.range(2, 2), encoder_output=EncoderOutput(None, memory.coordinates), cache=cache.layers[0]
             ),
         )
-    with pytest.raises(InputError, match="no cache holds their keys and values; give EncoderOutput"):
+    with pytest.raises(InputError, match="no cache has their keys and values; give EncoderOutput"):
         make()(x, LayerContext.of(Coordinates.range(2, 2), encoder_output=EncoderOutput(None, memory.coordinates)))
-    with pytest.raises(ShapeError, match="memory has 3 rows but the cache has 2"):
+    with pytest.raises(ShapeError, match="the encoder output has 3 rows, the cache 2"):
         cache.set_encoder_output(Coordinates.range(5, 3))
     run(same_group, x, Coordinates.range(2, 2), cache, memory)
-    with pytest.raises(UnsupportedError, match="holds 2 slots, whose tokens have read another memory"):
+    with pytest.raises(UnsupportedError, match="holds 2 slots, whose tokens have read another encoder output"):
         cache.set_encoder_output(memory.coordinates)
     cache.crop(0)
     cache.set_encoder_output(memory.coordinates)
-    with pytest.raises(InputError, match="no cache holds their keys and values"):  # not those of the memory before
+    with pytest.raises(InputError, match="no cache has their keys and values"):  # not those of the memory before
         run(same_group, x, Coordinates.range(2, 2), cache)
 
 

@@ -5,7 +5,6 @@ A thin class over ``tokenizers``; ``tokenizer.json`` is the file that everyone r
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -32,6 +31,7 @@ from pellucid.data.vocabulary import (
     train_tokenizer,
 )
 from pellucid.errors import DataError, UnsupportedError
+from pellucid.files import replace_file
 from pellucid.messages import printable
 
 _LARGEST_FILE = 256 << 20
@@ -241,16 +241,10 @@ class Tokenizer:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write ``tokenizer.json`` to ``path``; the file is whole or not there."""
-        target = Path(path)
-        temporary = target.with_name(f".{target.name}.{os.getpid()}")
         try:
-            with open(temporary, "wb") as file:
-                file.write(self.to_json().encode())
-            os.replace(temporary, target)
+            replace_file(Path(path), self.to_json().encode())
         except OSError as error:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            raise DataError(f"cannot write the tokenizer to {printable(target)}: {error.strerror}") from error
+            raise DataError(f"cannot write the tokenizer to {printable(path)}: {error.strerror}") from error
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Tokenizer:

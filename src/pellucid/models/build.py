@@ -204,7 +204,7 @@ def _deep_norm(config: ModelConfig, stack: TransformerConfig) -> init.DeepNormCo
         return init.deep_norm_constants(layers)
     if stack is config:
         return init.deep_norm_constants(layers, part="decoder")
-    return init.deep_norm_constants(layers, part="encoder", decoder_layers=len(config.layers))
+    return init.deep_norm_constants(layers, part="encoder", num_decoder_layers=len(config.layers))
 
 
 def _init_weights(model: Model, config: ModelConfig, seed: int) -> None:
@@ -224,13 +224,11 @@ def _init_weights(model: Model, config: ModelConfig, seed: int) -> None:
 def _init_stack(model: nn.Module, stack: TransformerConfig, config: ModelConfig, generator: torch.Generator) -> None:
     """First weights of one stack by its norm placement."""
     words: dict[str, Any] = {"std": stack.initializer_range, "generator": generator}
-    scaled = words | {"layers": len(stack.layers), "residual": stack.residual_init}
+    scaled = words | {"num_layers": len(stack.layers), "residual_init": stack.residual_init}
     match stack.norm_placement:
-        case "pre":
+        case "pre" | "parallel" | "parallel_two":
             branches = 3 if stack is config and config.encoder is not None else 2
             init.init_pre_norm(model, branches=branches, **scaled)
-        case "parallel" | "parallel_two":
-            init.init_parallel(model, **scaled)
         case "sandwich" | "reordered":
             init.init_sandwich(model, **words)
         case "post":

@@ -1,7 +1,7 @@
-"""What a model is, in words: one frozen value that says everything its forward pass needs.
+"""The config of a model: one frozen value with everything that its forward pass needs.
 
 Parts are unions told apart by ``kind``, not flags; a key that is not known is an error. Short forms are written out
-when a config is made (:mod:`~pellucid.models.defaults`), so that a stored one says everything.
+when a config is made (:mod:`~pellucid.models.defaults`), so that a stored one is complete.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class ModelConfig(TransformerConfig):
 
 
 def _check_stack(stack: TransformerConfig) -> None:
-    """Raises ValueError for the first two words of ``stack`` that cannot stand together."""
+    """Raises ValueError for the first two fields of ``stack`` that contradict each other."""
     _check_first_weights(stack)
     _check_length(stack)
     on_entry = isinstance(stack.position, LearnedPositionsConfig | SinusoidalPositionsConfig)
@@ -233,13 +233,12 @@ def _check_shared(layers: Sequence[LayerConfig], number: int, owner: int) -> Non
         )
     if layers[owner] != layers[number].model_copy(update={"same_as": None}):
         raise ValueError(
-            f"layers.{number} is the same as layers.{owner}, but says something else of its rule, position or ffn; "
-            "make the two agree"
+            f"layers.{number} is the same as layers.{owner}, but its rule, position or ffn differ; make the two agree"
         )
 
 
 def _check_model(config: ModelConfig) -> None:
-    """Raises ValueError for the first two words of ``config`` that cannot stand together."""
+    """Raises ValueError for the first two fields of ``config`` that contradict each other."""
     if config.family == "encoder_decoder":
         _check_pair(config)
     _check_head(config)
@@ -249,7 +248,7 @@ def _check_pair(config: ModelConfig) -> None:
     encoder = config.encoder
     if config.cross_attention is None:
         raise ValueError(
-            f"attention {config.attention.kind!r} cannot read an encoder; say how the decoder does: give "
+            f"attention {config.attention.kind!r} cannot read an encoder; choose how the decoder does: give "
             "cross_attention its num_attention_heads"
         )
     assert encoder is not None
@@ -265,9 +264,7 @@ def _check_pair(config: ModelConfig) -> None:
             "a token table; give source_vocab_size, or one embedding_size for both"
         )
     if config.cross_attention.attention_sinks:
-        raise ValueError(
-            "cross_attention.attention_sinks is true, but memory is attended to without sinks; leave it out"
-        )
+        raise ValueError("cross_attention.attention_sinks is true, but cross-attention has no sinks; leave it out")
 
 
 def _check_head(config: ModelConfig) -> None:

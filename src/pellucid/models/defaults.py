@@ -1,4 +1,4 @@
-"""Short forms of a model's config, written out: what is left out is filled in, so that a stored config says it all."""
+"""Short forms of a model's config, written out: what is left out is filled in, so that a stored config is complete."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OF_A_STACK = (
     "embedding_multiplier", "embedding_norm", "max_position_embeddings", "dropout", "initializer_range",
     "residual_init",
 )  # fmt: skip
-"""What an encoder takes from its decoder where it says nothing itself; its position it takes too, made two-way."""
+"""What an encoder takes from its decoder unless it is given; its position too, made bidirectional."""
 
 
 def normalize(data: dict[str, Any]) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def _layers(data: dict[str, Any], usual: str, two_way: bool) -> dict[str, Any]:
 
 
 def _layer(layer: Any, usual: str, two_way: bool) -> Any:
-    """One entry: its rule as rules write themselves; a mapping that says nothing else becomes its rule."""
+    """One entry, its rule in canonical form; a mapping with nothing else becomes its rule."""
     if isinstance(layer, str):
         return _canonical(layer)
     if not isinstance(layer, Mapping):
@@ -211,7 +211,7 @@ def _head(head: Any, family: str) -> Any:
 
 
 def _cross(attention: Any) -> dict[str, Any]:
-    """Attention to the memory as attention to oneself; what only that can do is left out."""
+    """Cross-attention like the self-attention, without what only that has."""
     given = attention if isinstance(attention, Mapping) else attention.model_dump()
     return {name: value for name, value in given.items() if name != "attention_sinks"}
 

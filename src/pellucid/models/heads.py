@@ -1,7 +1,7 @@
-"""What a model says: a token, a mark for each token, or something about a whole document.
+"""Output heads: over tokens, or over whole documents.
 
-Each head has two faces: called, it gives logits (or numbers, or vectors); ``loss`` gives ``(total, count)`` over what a
-batch's labels or targets ask. ``name`` is what its weights are called in a model.
+Called, a head gives logits (or numbers, or vectors); ``loss`` gives ``(total, count)`` over a batch's labels or
+targets. ``name`` is what its weights are called in a model.
 """
 
 from __future__ import annotations
@@ -145,6 +145,7 @@ class DocumentHead(nn.Module):
     """What heads about whole documents share: one vector each, perhaps through a dense layer with an activation."""
 
     name: ClassVar[str] = "document_head"
+    out_proj: nn.Module
 
     def __init__(self, hidden_size: int, *, pooling: Pooling, pooler: str, dropout: float) -> None:
         super().__init__()
@@ -157,6 +158,10 @@ class DocumentHead(nn.Module):
         """One vector for each document, in the order of ``Batch.targets``."""
         vectors: Tensor = self.dropout(self.activation(self.dense(pooled(hidden_BTD, coords, self.pooling))))
         return vectors
+
+    def forward(self, hidden_BTD: Float[Tensor, "B T D"], coords: Coordinates) -> Float[Tensor, "C L"]:
+        out: Tensor = self.out_proj(self.vectors(hidden_BTD, coords))
+        return out
 
 
 class SequenceClassifier(DocumentHead):
@@ -176,10 +181,6 @@ class SequenceClassifier(DocumentHead):
     ) -> None:
         super().__init__(hidden_size, pooling=pooling, pooler=pooler, dropout=dropout)
         self.out_proj = nn.Linear(hidden_size, num_labels, bias=bias)
-
-    def forward(self, hidden_BTD: Float[Tensor, "B T D"], coords: Coordinates) -> Float[Tensor, "C L"]:
-        logits: Tensor = self.out_proj(self.vectors(hidden_BTD, coords))
-        return logits
 
     def loss(self, hidden_BTD: Float[Tensor, "B T D"], batch: Batch, label_smoothing: float = 0.0) -> Loss:
         """Summed cross-entropy over the documents that have a class."""
@@ -201,10 +202,6 @@ class RegressionHead(DocumentHead):
     def __init__(self, hidden_size: int, num_outputs: int, *, pooling: Pooling, pooler: str, dropout: float) -> None:
         super().__init__(hidden_size, pooling=pooling, pooler=pooler, dropout=dropout)
         self.out_proj = nn.Linear(hidden_size, num_outputs)
-
-    def forward(self, hidden_BTD: Float[Tensor, "B T D"], coords: Coordinates) -> Float[Tensor, "C L"]:
-        numbers: Tensor = self.out_proj(self.vectors(hidden_BTD, coords))
-        return numbers
 
     def loss(self, hidden_BTD: Float[Tensor, "B T D"], batch: Batch, label_smoothing: float = 0.0) -> Loss:
         """Summed squared error, a document's numbers averaged; NaN targets do not count."""
@@ -237,7 +234,7 @@ class EmbeddingHead(DocumentHead):
         self.temperature = temperature
 
     def forward(self, hidden_BTD: Float[Tensor, "B T D"], coords: Coordinates) -> Float[Tensor, "C L"]:
-        vectors: Tensor = self.out_proj(self.vectors(hidden_BTD, coords))
+        vectors = super().forward(hidden_BTD, coords)
         return F.normalize(vectors, dim=-1) if self.normalize else vectors
 
     def loss(self, hidden_BTD: Float[Tensor, "B T D"], batch: Batch, label_smoothing: float = 0.0) -> Loss:

@@ -99,7 +99,7 @@ class Model(nn.Module):
         """
         self._check(batch, cache, want)
         encoder_output, routing = self.encode_source(batch, cache)
-        # what a cache or a limit asks of the host is no part of a graph
+        # a cache and a limit need the host, which is no part of a graph
         on_host = cache is not None or self.config.max_position_embeddings is not None
         compiling = torch.compiler.is_compiling() and on_host
         resolve = torch.compiler.disable(self.resolve_coordinates) if compiling else self.resolve_coordinates
@@ -169,12 +169,12 @@ class Model(nn.Module):
     def head(self) -> nn.Module:
         """What turns hidden states into the model's answer."""
         if self.head_name is None:
-            raise UnsupportedError("this encoder is read by a decoder and has no head; ask for want='hidden'")
+            raise UnsupportedError("this encoder is read by a decoder and has no head; use want='hidden'")
         found: nn.Module = getattr(self, self.head_name)
         return found
 
     def loss(self, hidden_BTD: Float[Tensor, "B T D"], batch: Batch) -> Loss:
-        """The head's ``(total, count)`` over what ``batch`` asks; labels are smoothed in training alone."""
+        """The head's ``(total, count)`` over the batch's labels or targets; labels are smoothed in training only."""
         loss: Loss = self.head.loss(hidden_BTD, batch, self.label_smoothing if self.training else 0.0)  # type: ignore[operator]
         return loss
 
@@ -223,7 +223,7 @@ class Model(nn.Module):
             )
         if want != "hidden" and cache.length and getattr(self.head, "pooling", "last") != "last":
             raise UnsupportedError(
-                "a cached chunk holds only the end of a document, and this head pools all of it; run it "
+                "a cached chunk has only the end of a document, and this head pools all of it; run it "
                 "at once, or choose pooling 'last'"
             )
 
@@ -233,7 +233,7 @@ class Encoder(Model):
 
     def resolve_coordinates(self, batch: Batch, cache: ContiguousCache | None) -> tuple[Coordinates, Coordinates]:
         if cache is not None:
-            raise UnsupportedError("an encoder sees its whole document at once and keeps no cache; leave cache out")
+            raise UnsupportedError("an encoder sees its whole document at once and has no cache; leave cache out")
         return super().resolve_coordinates(batch, None)
 
 
@@ -266,7 +266,7 @@ class Decoder(Model):
 class EncoderDecoder(Decoder):
     """``batch.source`` through the encoder, ``batch`` through the decoder that reads it, document by document.
 
-    With a cache, the source comes with the first chunk; the cache keeps what the decoder needs of it.
+    With a cache, the source comes with the first chunk; the cache stores what the decoder needs of it.
     """
 
     def __init__(self, *arguments: Any, encoder: Encoder, **parts: Any) -> None:
@@ -280,11 +280,11 @@ class EncoderDecoder(Decoder):
     def encode_source(
         self, batch: Batch, cache: ContiguousCache | None
     ) -> tuple[EncoderOutput | None, tuple[LoadBalanceStats, ...]]:
-        """The encoder's last hidden states, or the coordinates of those whose keys and values the cache holds."""
+        """The encoder's last hidden states, or the coordinates of those whose keys and values are cached."""
         if cache is not None and batch.source is not None and cache.length:
-            raise ArgumentError("the cache holds a source already; leave source out, or start a new cache")
-        if cache is not None and cache.memory is not None and batch.source is None:
-            return EncoderOutput(None, cache.memory), ()
+            raise ArgumentError("the cache has a source already; leave source out, or start a new cache")
+        if cache is not None and cache.encoder_coords is not None and batch.source is None:
+            return EncoderOutput(None, cache.encoder_coords), ()
         if batch.source is None:
             raise ArgumentError("the batch has no source to read; make one with Batch.from_pairs([[5, 8]], [[7, 2]])")
         if batch.source.shape[0] != batch.shape[0]:

@@ -56,7 +56,7 @@ class ProbedCache:
 
 
 class ModelProbe(Probe):
-    """All that a :class:`Model` can be asked. What has no logit for each token answers with its hidden states."""
+    """How audits call a :class:`Model`. One without logits for each token gives its hidden states."""
 
     kernels: tuple[str, ...] = BACKENDS
 
@@ -76,7 +76,7 @@ class ModelProbe(Probe):
         ) and not any(
             scheme.scaling is not None and scheme.scaling.kind in ("dynamic", "longrope") for scheme in turning
         )
-        if schemes == {configs.NoPositionsConfig()}:  # positions still say who is seen, which no other number changes
+        if schemes == {configs.NoPositionsConfig()}:  # positions only decide who is seen
             self.capabilities -= {"positions"}
         self.speaks_tokens = isinstance(model.head, LanguageModelHead)
         if self.speaks_tokens:
@@ -155,7 +155,7 @@ class ModelProbe(Probe):
 
 
 class EncoderProbe(ModelProbe):
-    """An encoder: a label belongs to the token it stands at."""
+    """An encoder: a label belongs to the token at its own slot."""
 
     predicts_from = 0
 
@@ -164,7 +164,7 @@ class EncoderProbe(ModelProbe):
 
 
 class DecoderProbe(ModelProbe):
-    """A decoder, which also goes on from a cache."""
+    """A decoder, which also continues from a cache."""
 
     def __init__(self, model: Decoder, name: str | None = None) -> None:
         super().__init__(model, name)
@@ -182,7 +182,7 @@ class DecoderProbe(ModelProbe):
         real_BT = batch.token_mask
         first_B1 = batch.positions.masked_fill(~real_BT, torch.iinfo(torch.int64).max).amin(1, keepdim=True)
         relative_BT = torch.where(real_BT, batch.positions - first_B1, 0)
-        if cache.cache.memory is not None:
+        if cache.cache.encoder_coords is not None:
             batch = batch.replace(source=None)
         host = batch.to("cpu").replace(positions=relative_BT.cpu())  # where its layout can be read off
         return self._scores(host.to(device), cache.cache)

@@ -1,6 +1,6 @@
 """``attend``: the only function that runs attention.
 
-Who sees whom is said by a rule and two sets of coordinates; which kernel does the work is chosen from facts that
+Who sees whom is decided by a rule and two sets of coordinates; which kernel does the work is chosen from facts that
 the host knows. Every backend gives what :mod:`~pellucid.nn.backends.reference` gives, or raises.
 """
 
@@ -51,7 +51,7 @@ def attend(
 
     Raises:
         ShapeError: sizes that do not fit.
-        UnsupportedError: the backend named in ``options`` cannot do what was asked.
+        UnsupportedError: the backend named in ``options`` does not support the call.
     """
     call = AttentionInputs(q_BTNH, k_BSKH, v_BSKU, rule, q_coords, k_coords, bias, sink_logits, options, nonfinite)
     if not torch.compiler.is_compiling():
@@ -76,7 +76,7 @@ def _run(call: AttentionInputs) -> Tensor:
 
 
 def choose(call: AttentionInputs) -> str:
-    """The fastest backend that can do what is asked, from layout facts alone."""
+    """The fastest backend that supports the call, from layout facts alone."""
     if sdpa.unsupported_reason(call):
         return "reference"
     if varlen.unsupported_reason(call) is None and varlen.is_profitable(call):
@@ -140,7 +140,7 @@ def _compiled(call: AttentionInputs) -> Tensor:
 
     It takes tensors, the rule's text and numbers, so that one graph serves every batch, whatever its layout; what it
     does inside is what attention does without a compiler. Its backward pass computes the forward pass again: nothing
-    but the operator's inputs is kept for it.
+    but the operator's inputs is stored for it.
     """
     q, k, v = _autocast(call)
     queries, keys, options = call.q_coords, call.k_coords, call.options

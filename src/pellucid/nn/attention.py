@@ -22,7 +22,7 @@ from pellucid.visibility import Coordinates, Rule, full
 class EncoderOutput:
     """What cross-attention reads: hidden states ``[B, S, D]`` and their coordinates.
 
-    Without hidden states, the cache of each layer must hold the keys and values made of them.
+    Without hidden states, the cache of each layer must have the keys and values made of them.
 
     Raises:
         ShapeError: hidden states and coordinates of different rows or slots.
@@ -206,7 +206,7 @@ class CrossAttention(_Attention):
 
     Document d of the queries sees all of document d of the encoder's output: never causal, never windowed, and nothing
     of other documents or padding. ``encoder_hidden_size`` is the width of those states where it differs. With a cache,
-    their keys and values are computed in the first pass and kept. Other arguments: :class:`GroupedQueryAttention`.
+    their keys and values are computed in the first pass and cached. Other arguments: :class:`GroupedQueryAttention`.
     """
 
     def __init__(self, hidden_size: int, *, encoder_hidden_size: int | None = None, **projections: Any) -> None:
@@ -219,7 +219,7 @@ class CrossAttention(_Attention):
         """What each token gathers from ``ctx.encoder_output``.
 
         Raises:
-            ArgumentError: no hidden states, and no cache that holds their keys and values.
+            ArgumentError: no hidden states, and no cache with their keys and values.
         """
         q_BTNH, (k_BSKH, v_BSKH, nonfinite_BS), k_coords = self._queries_keys_values(x_BTD, ctx)
         out_BTNH = attend(
@@ -250,7 +250,7 @@ class CrossAttention(_Attention):
         if source.hidden_states is None:
             if cache is None or cache.cross is None:
                 raise ArgumentError(
-                    "this encoder output has no hidden states, and no cache holds their keys and values; give "
+                    "this encoder output has no hidden states, and no cache has their keys and values; give "
                     "EncoderOutput(hidden_states, coordinates) at the first pass"
                 )
             return q_BTNH, cache.cross, source.coordinates

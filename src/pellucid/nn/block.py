@@ -1,7 +1,7 @@
 """One layer: attention mixes tokens, the feed-forward network mixes features, both on a residual stream.
 
-One forward serves all placements of norms; a placement says what a branch reads (``_branch_input``) and how its output
-joins the stream (``_join``). ``needs_final_norm`` says what a stack of such blocks must end with, and
+One forward serves all placements of norms; a placement defines what a branch reads (``_branch_input``) and how its
+output joins the stream (``_join``). ``needs_final_norm`` is what a stack of such blocks must end with, and
 :mod:`pellucid.nn.init` how its weights start. Blocks whose halves run side by side have a forward of their own.
 """
 
@@ -74,7 +74,7 @@ class Block(nn.Module):
         cross_attention: called as ``attention``.
         dropout: probability with which a feature of a branch's output is dropped in training.
         residual_multiplier: scales each branch before it joins the stream (Granite).
-        residual_dtype: keeps the stream in that type or a wider one, whatever the weights are in; branches run in the
+        residual_dtype: has the stream in that type or a wider one, whatever the weights are in; branches run in the
             type of the attention's weights.
         norms: by the names in ``norm_names``, and in ``cross_norm_names`` with cross-attention.
 

@@ -1,7 +1,7 @@
-"""The contiguous cache: what past tokens said, *and where they were*.
+"""The contiguous cache: keys and values of past tokens, *and where these were*.
 
 Visibility is computed from the stored coordinates like everywhere else, so slots that are unused or padding are
-invisible by construction, and a row's positions go on from what the row holds, not from a shared counter.
+invisible by construction, and a row's positions continue those of the row, not a shared counter.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from pellucid.visibility.coordinates import ends, lengths, merge, rows_of, runs_
 
 @dataclass(eq=False)
 class LayerCache:
-    """What one layer keeps; :class:`ContiguousCache` owns it and says which slots are next.
+    """The cache of one layer; its :class:`ContiguousCache` decides which slots are next.
 
-    ``tensors`` are ``[B, S, …]``: keys and values, or a latent and a shared key. ``cross`` holds the keys and values of
-    a memory, ``[B, S', K, H]`` each, and its slots that were not finite, from the first pass on that reads it.
+    ``tensors`` are ``[B, S, …]``: keys and values, or a latent and a shared key. ``cross`` has those of an
+    encoder's output, ``[B, S', K, H]``, and its slots that were not finite, from the first pass on.
     ``nonfinite`` are the slots in which something else than a finite number was appended: 0 is stored in its place,
     and a query that sees the slot gets NaN.
     """
@@ -74,7 +74,7 @@ class LayerCache:
         return store[:, : self.start + new.shape[1]].to(new.dtype)
 
     def append_cross(self, k_BSKH: Tensor, v_BSKH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Store the keys and values of a memory for later passes; returns them, finite, and which slots were not."""
+        """Store keys and values of an encoder's output; returns them, finite, and which slots were not."""
         (k_BSKH, v_BSKH), nonfinite_BS = replace_nonfinite(k_BSKH, v_BSKH)
         if nonfinite_BS is None:
             nonfinite_BS = torch.zeros(k_BSKH.shape[:2], dtype=torch.bool, device=k_BSKH.device)
@@ -120,12 +120,12 @@ class ContiguousCache:
         self.positions_BS = torch.zeros(rows, capacity, dtype=torch.long, device=device)
         self.segments_BS = torch.zeros(rows, capacity, dtype=torch.long, device=device)
         self.groups_BS: Tensor | None = None  # from the first chunk on that has groups
-        self.memory: Coordinates | None = None
+        self.encoder_coords: Coordinates | None = None
         self.length = 0
         self._changes_angles = changes_angles
         self._runs: tuple[Run, ...] = ()
         self._pending: tuple[int, tuple[Run, ...]] | None = None
-        # the last document of each row and the position after its end, where the tensors are: no step asks the host
+        # the last document of each row and the position after its end, on their device: no step copies from the host
         self._last_B2 = self._last_documents()
 
     @property
@@ -143,37 +143,37 @@ class ContiguousCache:
 
     @property
     def sequence_lengths(self) -> list[int]:
-        """How many tokens of its last document each row holds: the position that comes next."""
+        """The length of the last document of each row: its next position."""
         return [end for _, end in ends(self._runs, self.rows)]
 
     def set_encoder_output(self, coords: Coordinates) -> None:
-        """Keep where the tokens of a memory are, for passes that are not given it; what layers kept of another goes.
+        """Store the coordinates of an encoder's output for later passes; forgets keys and values of another one.
 
         Raises:
             ShapeError: another number of rows.
-            UnsupportedError: tokens are held already, which have read another memory.
+            UnsupportedError: cached tokens have read another encoder's output.
         """
         if coords.shape[0] != self.rows:
-            raise ShapeError(f"the memory has {coords.shape[0]} rows but the cache has {self.rows}; they must agree")
+            raise ShapeError(f"the encoder output has {coords.shape[0]} rows, the cache {self.rows}; make them agree")
         if self.length:
             raise UnsupportedError(
-                f"the cache holds {self.length} slots, whose tokens have read another memory; crop(0) first, or begin "
-                "with a new cache"
+                f"the cache holds {self.length} slots, whose tokens have read another encoder output; "
+                "crop(0) first, or begin with a new cache"
             )
-        self.memory = coords
+        self.encoder_coords = coords
         for layer in self.layers:
             layer.cross = None
 
     def begin_append(self, chunk: Coordinates, rules: Sequence[Rule] = ()) -> tuple[Coordinates, Coordinates]:
-        """Coordinates of a chunk that goes on from here, and of everything it may look at: (queries, keys).
+        """Coordinates of a chunk that continues the cache, and of everything it may see: (queries, keys).
 
-        ``chunk`` counts from 0; each row's real tokens continue the row's last document. Its groups are kept; without
+        ``chunk`` counts from 0; each row's real tokens continue the row's last document. Its groups are stored; without
         them, new tokens belong to no group. A prefix that sees itself has to be in the first chunk, whole.
 
         Raises:
             ShapeError: another number of rows.
             LengthError: more slots than are left.
-            UnsupportedError: packed rows that go on; earlier tokens that would have had to see, or to be rotated by
+            UnsupportedError: packed rows that continue; earlier tokens that would have had to see, or to be rotated by
                 the length of, what comes now.
         """
         start, slots = self.length, chunk.shape[1]
@@ -182,7 +182,7 @@ class ContiguousCache:
             raise ShapeError(f"the chunk has {chunk.shape[0]} rows but the cache has {self.rows}; they must agree")
         if stop > self.capacity:
             raise LengthError(
-                f"{slots} new tokens do not fit: the cache holds {self.length} of {self.capacity}; make a larger one "
+                f"{slots} new tokens do not fit: the cache uses {self.length} of {self.capacity}; make a larger one "
                 f"with new_cache(rows, capacity={stop})"
             )
         q_coords = chunk if start == 0 else self._continued(chunk)
@@ -226,13 +226,9 @@ class ContiguousCache:
 
     def _continued(self, chunk: Coordinates) -> Coordinates:
         if chunk.layout is None:
-            raise UnsupportedError(
-                "going on from a cache needs a batch whose layout the host knows; build it on the CPU"
-            )
+            raise UnsupportedError("continuing a cache needs a batch whose layout the host knows; build it on the CPU")
         if chunk.layout.kind == "packed":
-            raise UnsupportedError(
-                "going on from a cache takes one document a row; packed rows only fit an empty cache"
-            )
+            raise UnsupportedError("continuing a cache takes one document a row; packed rows only fit an empty cache")
         last = ends(self._runs, self.rows)
         segment_B, next_B = self._last_B2.unbind(1)
         real = chunk.real
@@ -245,7 +241,7 @@ class ContiguousCache:
         return Coordinates(positions, segments, groups, Layout(self.rows, chunk.layout.slots, runs))
 
     def _refuse_ahead(self, rules: Sequence[Rule], new: Coordinates) -> None:
-        """Old tokens must not have been owed a sight of new ones: they were computed without it."""
+        """Raises UnsupportedError where old tokens would see new ones: they were computed without them."""
         assert new.layout is not None
         first = min((run.first for run in new.layout.runs), default=None)
         old = self._slots_in_use(self.length, self._runs)
@@ -272,7 +268,7 @@ class ContiguousCache:
                 )
 
     def reorder(self, index: Int[Tensor, "R"]) -> None:
-        """Row r becomes what row ``index[r]`` was, memory included; rows may be repeated, left out, and any number.
+        """Row r becomes what row ``index[r]`` was, encoder output included; rows may be repeated or left out.
 
         Raises:
             ShapeError: not a list of one row or more.
@@ -289,19 +285,19 @@ class ContiguousCache:
             layer.apply(lambda tensor: tensor[index])
         self.positions_BS, self.segments_BS = self.positions_BS[index], self.segments_BS[index]
         self.groups_BS = None if self.groups_BS is None else self.groups_BS[index]
-        self.memory = None if self.memory is None else rows_of(self.memory, index, chosen)
+        self.encoder_coords = None if self.encoder_coords is None else rows_of(self.encoder_coords, index, chosen)
         self._runs = runs_of(self._runs, chosen)
         self._last_B2 = self._last_B2[index]
 
     def crop(self, keep: int) -> None:
         """Keep the first ``keep`` slots; a negative number drops that many. Clamped to what there is.
 
-        A memory stays. Raises UnsupportedError where what is left was rotated by the angles of a longer document.
+        An encoder's output stays. Raises UnsupportedError where what is left has the angles of a longer document.
         """
         kept = max(0, min(self.length, keep if keep >= 0 else self.length + keep))
         runs = tuple(run._replace(stop=min(run.stop, kept)) for run in self._runs if run.start < kept)
         self._check_angles(self._runs, runs)
-        # new tensors, because coordinates that were handed out look at the old ones
+        # new tensors, because coordinates that were returned before share the old ones
         self.positions_BS, self.segments_BS = self.positions_BS.clone(), self.segments_BS.clone()
         self.groups_BS = None if self.groups_BS is None else self.groups_BS.clone()
         self.segments_BS[:, kept:] = 0
@@ -318,4 +314,4 @@ class ContiguousCache:
         copy.positions_BS, copy.segments_BS = self.positions_BS.clone(), self.segments_BS.clone()
         copy.groups_BS = None if self.groups_BS is None else self.groups_BS.clone()
         copy._last_B2, copy._pending = self._last_B2.clone(), None
-        return copy  # the memory is frozen: another may take its place, but nothing writes into it
+        return copy  # nothing writes into encoder_coords: they are frozen

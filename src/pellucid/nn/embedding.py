@@ -1,4 +1,4 @@
-"""Token ids to vectors. Padding enters the stream as exactly 0, whatever its id, table row or position says."""
+"""Token ids to vectors. Padding enters the stream as exactly 0, whatever its id, table row or position is."""
 
 from __future__ import annotations
 

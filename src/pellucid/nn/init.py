@@ -7,7 +7,7 @@ pre            PreNormBlock                                one         :func:`in
 post           PostNormBlock                               none        :func:`init_post_norm`: Xavier's scale
 deep           DeepNormBlock                               none        :func:`init_deep_norm`: Xavier's scale · β
 sandwich       SandwichBlock                               one         :func:`init_sandwich`: all matrices alike
-parallel       ParallelBlock, ParallelTwoNormBlock         one         :func:`init_parallel`: as pre-norm
+parallel       ParallelBlock, ParallelTwoNormBlock         one         :func:`init_pre_norm`
 =============  ==========================================  ==========  =================================================
 
 A pre-norm stream adds up 2L branch outputs (3L with cross-attention), so the last matrix of each branch starts smaller
@@ -33,7 +33,7 @@ from pellucid.nn.moe.router import Router, SigmoidRouter
 from pellucid.nn.norms import HeadLayerNorm, LayerNorm, RMSNorm
 from pellucid.nn.positions import LearnedPositions
 
-Residual = Literal["scaled", "zero", "plain"]
+ResidualInit = Literal["scaled", "zero", "plain"]
 
 _BRANCH_ENDS = ("o_proj", "down_proj")
 _VALUE_PATH = ("v_proj", "o_proj", "up_proj", "gate_proj", "down_proj")  # what β scales under DeepNorm
@@ -43,34 +43,26 @@ _VALUE_PATH = ("v_proj", "o_proj", "up_proj", "gate_proj", "down_proj")  # what 
 def init_pre_norm(
     model: nn.Module,
     *,
-    layers: int,
+    num_layers: int,
     std: float | None,
-    residual: Residual,
+    residual_init: ResidualInit,
     generator: torch.Generator,
     branches: int = 2,
 ) -> None:
     """Normal weights of ``std`` (None: ``1/sqrt(fan_in)``).
 
     Branch ends are divided by ``sqrt(branches · L)`` (Radford et al. 2019 §2.3), or 0. ``branches`` counts what a layer
-    adds to the stream: 3 with cross-attention.
+    adds to the stream: 3 with cross-attention. Branches side by side add up the same 2L outputs.
     """
     for name, module in model.named_modules():
         for weight_name, weight in _matrices(module):
             scale = weight.shape[-1] ** -0.5 if std is None else std
-            if f"{name}.{weight_name}".removesuffix(".weight").endswith(_BRANCH_ENDS) and residual != "plain":
-                scale *= 0.0 if residual == "zero" else 1 / math.sqrt(branches * layers)
+            if f"{name}.{weight_name}".removesuffix(".weight").endswith(_BRANCH_ENDS) and residual_init != "plain":
+                scale *= 0.0 if residual_init == "zero" else 1 / math.sqrt(branches * num_layers)
             _normal(weight, scale, generator)
         if isinstance(module, nn.Embedding):
             _normal(module.weight, 0.02 if std is None else std, generator)
         _zero_biases(module)
-
-
-@torch.no_grad()
-def init_parallel(
-    model: nn.Module, *, layers: int, std: float | None, residual: Residual, generator: torch.Generator
-) -> None:
-    """As pre-norm: L layers of two branches side by side add up the same 2L outputs."""
-    init_pre_norm(model, layers=layers, std=std, residual=residual, generator=generator)
 
 
 @torch.no_grad()
@@ -80,7 +72,7 @@ def init_sandwich(model: nn.Module, *, std: float | None, generator: torch.Gener
     The norm behind a branch undoes any scale of its last matrix. From 0 it would multiply the first gradients by
     ``1/sqrt(eps)``, so nothing here starts at 0.
     """
-    init_pre_norm(model, layers=1, std=std, residual="plain", generator=generator)
+    init_pre_norm(model, num_layers=1, std=std, residual_init="plain", generator=generator)
 
 
 @torch.no_grad()
@@ -97,16 +89,16 @@ def init_post_norm(model: nn.Module, *, generator: torch.Generator) -> None:
 
 @torch.no_grad()
 def init_deep_norm(model: nn.Module, *, beta: float, generator: torch.Generator) -> None:
-    """Xavier-normal matrices, those on the way of the values times ``beta`` (Wang et al. 2022 fig. 2).
+    """Xavier-normal matrices, those on the path of the values times ``beta`` (Wang et al. 2022 fig. 2).
 
-    That way is v and o of attention (also to a memory) and the whole feed-forward part; q, k and everything else keep a
-    gain of 1. In latent attention v is those rows of ``kv_b_proj`` that make values: the matrix before them ends in a
+    That path is v and o of attention (cross-attention too) and the whole feed-forward part; all else has a gain of 1.
+    In latent attention v is those rows of ``kv_b_proj`` that make values: the matrix before them ends in a
     norm, which would undo any scale.
     """
     for name, module in model.named_modules():
         for weight_name, weight in _matrices(module):
-            on_the_way = f"{name}.{weight_name}".removesuffix(".weight").endswith(_VALUE_PATH)
-            _normal(weight, _xavier(weight) * (beta if on_the_way else 1.0), generator)
+            on_value_path = f"{name}.{weight_name}".removesuffix(".weight").endswith(_VALUE_PATH)
+            _normal(weight, _xavier(weight) * (beta if on_value_path else 1.0), generator)
         if isinstance(module, nn.Embedding):
             _normal(module.weight, module.embedding_dim**-0.5, generator)
         _zero_biases(module)
@@ -123,26 +115,29 @@ class DeepNormConstants(NamedTuple):
 
 
 def deep_norm_constants(
-    layers: int, *, part: Literal["alone", "encoder", "decoder"] = "alone", decoder_layers: int | None = None
+    num_layers: int,
+    *,
+    part: Literal["alone", "encoder", "decoder"] = "alone",
+    num_decoder_layers: int | None = None,
 ) -> DeepNormConstants:
-    """α and β for a stack of ``layers`` (Wang et al. 2022 fig. 2).
+    """α and β for a stack of ``num_layers`` (Wang et al. 2022 fig. 2).
 
     ``alone`` is an encoder-only or decoder-only model. An ``encoder``'s depend on the depth of its decoder too.
 
     Raises:
-        ShapeError: ``decoder_layers`` left out for an encoder, or given for anything else.
+        ShapeError: ``num_decoder_layers`` left out for an encoder, or given for anything else.
     """
-    if (part == "encoder") != (decoder_layers is not None):
+    if (part == "encoder") != (num_decoder_layers is not None):
         raise ShapeError(
-            f"part is {part!r} and decoder_layers {decoder_layers}; an encoder needs its decoder's depth, nothing else "
-            "takes it"
+            f"part is {part!r} and num_decoder_layers {num_decoder_layers}; an encoder needs its decoder's depth, "
+            "nothing else takes it"
         )
-    if decoder_layers is not None:
-        depth = (layers**4 * decoder_layers) ** (1 / 16)
+    if num_decoder_layers is not None:
+        depth = (num_layers**4 * num_decoder_layers) ** (1 / 16)
         return DeepNormConstants(0.81 * depth, 0.87 / depth)
     if part == "decoder":
-        return DeepNormConstants((3 * layers) ** 0.25, (12 * layers) ** -0.25)
-    return DeepNormConstants((2 * layers) ** 0.25, (8 * layers) ** -0.25)
+        return DeepNormConstants((3 * num_layers) ** 0.25, (12 * num_layers) ** -0.25)
+    return DeepNormConstants((2 * num_layers) ** 0.25, (8 * num_layers) ** -0.25)
 
 
 @torch.no_grad()

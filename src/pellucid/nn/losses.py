@@ -16,7 +16,7 @@ class Loss(NamedTuple):
     """A sum in nats over ``count`` predictions."""
 
     total: Float[Tensor, ""]
-    count: Int[Tensor, ""]  # type: ignore[assignment]  # hides tuple.count, which nobody asks of a loss
+    count: Int[Tensor, ""]  # type: ignore[assignment]  # hides tuple.count, which a loss does not need
 
     def plus(self, other: Loss) -> Loss:
         """Both together."""

@@ -29,7 +29,7 @@ class MLA(nn.Module):
     A head's query and key are ``qk_nope_head_dim`` features without positions, made from the latents, then
     ``qk_rope_head_dim`` features rotated by ``rotary``; that part of the key is the same for all heads.
 
-    A cache keeps the latent and the shared key. The explicit form makes every head's keys and values from them, as the
+    A cache stores the latent and the shared key. The explicit form makes every head's keys and values from them, as the
     paper writes it. The absorbed form multiplies queries and outputs instead, and attends to the latents themselves:
     the same numbers from less work where few queries meet many latents.
 

@@ -11,12 +11,12 @@
 
 Their masks become rules by the named converters of :mod:`pellucid.visibility`: ``from_hidden`` for boolean
 ``attn_mask``, ``src_mask``, ``tgt_mask`` and key padding masks (``padding=True``), ``from_additive`` for those in
-floating point; two at once are joined by ``&``. Padding may as well be said by coordinates.
+floating point; two at once are joined by ``&``. Padding may be marked in coordinates as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -31,8 +31,6 @@ from pellucid.nn.ffn import DenseFFN
 from pellucid.nn.norms import LayerNorm
 from pellucid.shapes import Float, Tensor
 from pellucid.visibility import Coordinates, Rule, causal, full
-
-Pairs = Iterator[tuple[Tensor, Tensor]]
 
 
 class Layers(nn.Module):
@@ -74,7 +72,7 @@ class EncoderDecoderLayers(nn.Module):
 def from_torch(module: nn.Module, *, rule: Rule | None = None, cross: bool = False) -> nn.Module:
     """A part of ours with copies of ``module``'s weights, in its type, on its device and in its mode.
 
-    ``rule`` says who may see whom in self-attention; left out, everybody in an encoder and in bare attention, the past
+    ``rule`` is that of self-attention; left out, everybody in an encoder and in bare attention, the past
     in a decoder. (For ``nn.Transformer`` it is the decoder's; its encoder sees everything that is no padding.)
     ``cross=True`` makes cross-attention of ``nn.MultiheadAttention``. Ours take ``[B, T, D]`` in any case.
 
@@ -93,19 +91,15 @@ def from_torch(module: nn.Module, *, rule: Rule | None = None, cross: bool = Fal
     if type(module) not in _KINDS:
         known = ", ".join(f"nn.{kind.__name__}" for kind in _KINDS)
         raise UnsupportedError(f"from_torch takes {known}, not {type(module).__name__}")
-    make, pairs = _KINDS[type(module)]
     weight = next(module.parameters())
     with torch.device("meta"):  # no first weights, which would draw random numbers
-        made = _cross(module) if cross else make(module, rule)
+        made = _cross(module) if cross else _KINDS[type(module)](module, rule)
     made.to_empty(device=weight.device).to(weight.dtype)
-    for ours, theirs in pairs(made, module):
-        with torch.no_grad():
-            ours.copy_(theirs)
-        ours.requires_grad_(theirs.requires_grad)
+    state = _state(module)
+    made.load_state_dict(state)
+    for name, parameter in made.named_parameters():
+        parameter.requires_grad_(state[name].requires_grad)
     return made.train(module.training)
-
-
-# ---------------------------------------------------------------------------------- parts without weights
 
 
 def _attention(theirs: nn.MultiheadAttention, rule: Rule | None) -> GroupedQueryAttention:
@@ -209,64 +203,41 @@ def _layer(theirs: nn.Module) -> Any:
     return theirs
 
 
-# ---------------------------------------------------------------------------------- where the weights go
+def _state(theirs: Any) -> dict[str, Tensor]:
+    """The parameters of ``theirs`` by the names that ours have."""
+    match theirs:
+        case None:
+            return {}
+        case nn.MultiheadAttention():
+            separate = (theirs.q_proj_weight, theirs.k_proj_weight, theirs.v_proj_weight)
+            weights = separate if theirs.in_proj_weight is None else theirs.in_proj_weight.chunk(3)
+            state = {f"{name}_proj.weight": weight for name, weight in zip("qkv", weights, strict=True)}
+            state["o_proj.weight"] = theirs.out_proj.weight
+            if theirs.in_proj_bias is None:
+                return state
+            biases = (*theirs.in_proj_bias.chunk(3), theirs.out_proj.bias)
+            return state | {f"{name}_proj.bias": bias for name, bias in zip("qkvo", biases, strict=True)}
+        case nn.TransformerEncoderLayer():
+            parts = {"attention": theirs.self_attn, "attn_norm": theirs.norm1, "ffn_norm": theirs.norm2}
+        case nn.TransformerDecoderLayer():
+            parts = {"attention": theirs.self_attn, "attn_norm": theirs.norm1, "ffn_norm": theirs.norm3}
+            parts |= {"cross_attention": theirs.multihead_attn, "cross_norm": theirs.norm2}
+        case nn.TransformerEncoder() | nn.TransformerDecoder():
+            parts = {f"layers.{number}": layer for number, layer in enumerate(theirs.layers)} | {"norm": theirs.norm}
+        case nn.Transformer():
+            parts = {"encoder": theirs.encoder, "decoder": theirs.decoder}
+        case _:  # a linear map or a norm: names are alike
+            return dict(theirs.named_parameters())
+    if hasattr(theirs, "linear1"):
+        parts |= {"ffn.up_proj": theirs.linear1, "ffn.down_proj": theirs.linear2}
+    return {f"{part}.{name}": tensor for part, own in parts.items() for name, tensor in _state(own).items()}
 
 
-def _attention_pairs(ours: Any, theirs: nn.MultiheadAttention) -> Pairs:
-    if theirs.in_proj_weight is None:
-        weights: Any = (theirs.q_proj_weight, theirs.k_proj_weight, theirs.v_proj_weight)
-    else:
-        weights = theirs.in_proj_weight.chunk(3)
-    projections = (ours.q_proj, ours.k_proj, ours.v_proj)
-    yield from ((part.weight, weight) for part, weight in zip(projections, weights, strict=True))
-    yield ours.o_proj.weight, theirs.out_proj.weight
-    if theirs.in_proj_bias is not None:
-        biases = theirs.in_proj_bias.chunk(3)
-        yield from ((part.bias, bias) for part, bias in zip(projections, biases, strict=True))
-        yield ours.o_proj.bias, theirs.out_proj.bias
-
-
-def _same(ours: Any, theirs: Any) -> Pairs:
-    """A linear map or a norm: names are alike."""
-    yield from ((parameter, getattr(theirs, name)) for name, parameter in ours.named_parameters())
-
-
-def _encoder_pairs(ours: Any, theirs: nn.TransformerEncoderLayer) -> Pairs:
-    yield from _attention_pairs(ours.attention, theirs.self_attn)
-    yield from _same(ours.attn_norm, theirs.norm1)
-    yield from _ffn_pairs(ours, theirs, theirs.norm2)
-
-
-def _decoder_pairs(ours: Any, theirs: nn.TransformerDecoderLayer) -> Pairs:
-    yield from _attention_pairs(ours.attention, theirs.self_attn)
-    yield from _attention_pairs(ours.cross_attention, theirs.multihead_attn)
-    yield from _same(ours.attn_norm, theirs.norm1)
-    yield from _same(ours.cross_norm, theirs.norm2)
-    yield from _ffn_pairs(ours, theirs, theirs.norm3)
-
-
-def _ffn_pairs(ours: Any, theirs: Any, norm: nn.Module) -> Pairs:
-    yield from _same(ours.ffn.up_proj, theirs.linear1)
-    yield from _same(ours.ffn.down_proj, theirs.linear2)
-    yield from _same(ours.ffn_norm, norm)
-
-
-def _stack_pairs(ours: Any, theirs: Any) -> Pairs:
-    for block, layer in zip(ours.layers, theirs.layers, strict=True):
-        yield from _KINDS[type(layer)][1](block, layer)
-    yield from _same(ours.norm, theirs.norm)
-
-
-def _both_pairs(ours: Any, theirs: nn.Transformer) -> Pairs:
-    yield from _stack_pairs(ours.encoder, theirs.encoder)
-    yield from _stack_pairs(ours.decoder, theirs.decoder)
-
-
-_KINDS: dict[type, tuple[Callable[[Any, Rule | None], nn.Module], Callable[[Any, Any], Pairs]]] = {
-    nn.MultiheadAttention: (_attention, _attention_pairs),
-    nn.TransformerEncoderLayer: (_encoder_block, _encoder_pairs),
-    nn.TransformerDecoderLayer: (_decoder_block, _decoder_pairs),
-    nn.TransformerEncoder: (_encoder_layers, _stack_pairs),
-    nn.TransformerDecoder: (_decoder_layers, _stack_pairs),
-    nn.Transformer: (_both, _both_pairs),
+_KINDS: dict[type, Callable[[Any, Rule | None], nn.Module]] = {
+    nn.MultiheadAttention: _attention,
+    nn.TransformerEncoderLayer: _encoder_block,
+    nn.TransformerDecoderLayer: _decoder_block,
+    nn.TransformerEncoder: _encoder_layers,
+    nn.TransformerDecoder: _decoder_layers,
+    nn.Transformer: _both,
 }

@@ -1,6 +1,6 @@
 """Where tokens are: explicit positions and segments per row, and what the host knows about them.
 
-Law 1: a slot is not a position. Everything that asks *where* a token is, asks these coordinates;
+Law 1: a slot is not a position. Everything that needs to know *where* a token is reads these coordinates;
 nothing counts slots.
 """
 
@@ -31,7 +31,7 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """What the host knows about a batch, so that no choice of a kernel has to ask the device."""
+    """What the host knows about a batch, so that no choice of a kernel has to wait for the device."""
 
     rows: int
     slots: int

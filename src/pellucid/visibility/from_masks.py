@@ -95,7 +95,7 @@ def from_additive(mask: Tensor, *, padding: bool = False) -> Rule:
     if not bool((hidden | (mask == 0)).all()):
         raise ShapeError(
             "from_additive found numbers that are neither 0 nor minus infinity; they are a position bias: "
-            "hand them to attend(bias=…)"
+            "pass them to attend(bias=…)"
         )
     return from_visible(~hidden, padding=padding)
 

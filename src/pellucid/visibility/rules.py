@@ -35,12 +35,12 @@ class Rule(ABC):
     """Whether positions alone decide (no groups, no given matrix)."""
 
     is_slot_mask: bool = False
-    """Whether it says which slot sees which, so that no document can be looked at alone."""
+    """Whether it is a matrix over slots, so that no document can be treated alone."""
 
     def mask(self, q_coords: Coordinates, k_coords: Coordinates) -> Bool[Tensor, "B 1 T S"]:
         """The readable truth: ``True`` where the query may see the key.
 
-        Built once per pair of coordinates and shared by all who ask again.
+        Built once per pair of coordinates.
         """
         if q_coords.shape[0] != k_coords.shape[0]:
             raise ConfigError(
@@ -81,7 +81,7 @@ class Rule(ABC):
 
     @property
     def causal_from(self) -> int | None:
-        """From this position on no token is seen by an earlier one (None: never): from there a cache may go on
+        """From this position on no token is seen by an earlier one (None: never): from there a cache may grow
         token by token."""
         return 0 if self.lookahead == 0 else None
 
@@ -163,7 +163,7 @@ class _Combined(Rule):
 
 @dataclass(frozen=True)
 class And(_Combined):
-    """Visible when every part says so."""
+    """Visible by all parts."""
 
     @property
     def lookback(self) -> Lookback:
@@ -185,7 +185,7 @@ class And(_Combined):
 
 @dataclass(frozen=True)
 class Or(_Combined):
-    """Visible when at least one part says so."""
+    """Visible by at least one part."""
 
     @property
     def lookback(self) -> Lookback:

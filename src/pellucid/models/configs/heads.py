@@ -1,4 +1,4 @@
-"""Words for what a model says: a token, a mark for each token, or something about a whole document."""
+"""Configs of output heads: over tokens, or over whole documents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Words for where a token is: on entry, by rotating queries and keys, or as a bias of scores."""
+"""Configs of positions: added on entry, rotating queries and keys, or as a bias of scores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pellucid.models.configs.layers import Count, Positive, Whole
 Divisors = Annotated[tuple[Positive, ...], Field(min_length=1, max_length=4096)]
 
 Factor = Annotated[float, Field(ge=1)]
-"""How many times the trained length is wanted."""
+"""The wanted length divided by the trained one."""
 
 
 class LinearScalingConfig(Config):
@@ -31,7 +31,7 @@ class DynamicNTKScalingConfig(Config):
 
 
 class Llama3ScalingConfig(Config):
-    """Slow pairs are slowed by ``factor``, fast ones kept, those between blended (Llama 3.1)."""
+    """Slow pairs are slowed by ``factor``, fast ones unchanged, those between blended (Llama 3.1)."""
 
     kind: Literal["llama3"] = "llama3"
     factor: Factor

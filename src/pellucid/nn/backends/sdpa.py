@@ -20,7 +20,7 @@ from pellucid.visibility.rules import is_full, is_plain_causal
 
 
 def unsupported_reason(call: AttentionInputs, name: str = "sdpa") -> str | None:
-    """Why this backend, or the one of another ``name`` that is made of it, cannot do what is asked (None: it can)."""
+    """Why this backend, or the one of another ``name`` that is made of it, refuses the call (None: it does not)."""
     if call.options.softcap is not None:
         return f"{name} has no softcap"
     if call.sink_logits is not None:
@@ -60,7 +60,7 @@ class SDPACall:
 
 
 def prepare(call: AttentionInputs) -> SDPACall:
-    """What the kernel has to be asked."""
+    """The arguments of the kernel, and what its answer needs."""
     why = unsupported_reason(call)
     if why:
         raise UnsupportedError(f"{why}; use backend='reference' or 'auto'")

@@ -24,7 +24,7 @@ _PAIRS_PER_CALL = 4096
 
 
 def unsupported_reason(call: AttentionInputs) -> str | None:
-    """Why this backend cannot do what is asked (None: it can)."""
+    """Why this backend does not support the call (None: it does)."""
     if call.q_coords.layout is None or call.k_coords.layout is None:
         return "varlen needs coordinates whose layout the host knows (Coordinates(layout=…) or CPU tensors)"
     if call.bias is not None:
@@ -58,21 +58,21 @@ def attend(call: AttentionInputs) -> Tensor:
     nonfinite = None if call.nonfinite is None else _cut(call.nonfinite, plan.keys)
     outs = []
     for piece, q in zip(plan.queries, q_pieces, strict=True):
-        memory = plan.memory.get(piece.document) if piece.document else None
-        if memory is None:
+        indices = plan.keys_of.get(piece.document) if piece.document else None
+        if indices is None:
             # padding, or a document without keys: exactly 0, and still part of the graph
             outs.append(q.new_zeros(*q.shape[:-1], call.v.shape[-1]))
             continue
-        k_coords = plan.coordinates[memory]
-        q_coords = k_coords if piece.slots == _only_slots(plan, memory) and call.is_self else piece.coordinates
+        k_coords = plan.coordinates[indices]
+        q_coords = k_coords if piece.slots == _only_slots(plan, indices) and call.is_self else piece.coordinates
         part = replace(
             call,
             q=q.unsqueeze(0),
-            k=_joined(k_pieces, memory).unsqueeze(0),
-            v=_joined(v_pieces, memory).unsqueeze(0),
+            k=_joined(k_pieces, indices).unsqueeze(0),
+            v=_joined(v_pieces, indices).unsqueeze(0),
             q_coords=q_coords,
             k_coords=k_coords,
-            nonfinite=None if nonfinite is None else _joined(nonfinite, memory).unsqueeze(0),
+            nonfinite=None if nonfinite is None else _joined(nonfinite, indices).unsqueeze(0),
         )
         prepared = sdpa.prepare(part)
         outs.append(prepared.finish(scaled_dot_product_attention(**prepared.arguments)).squeeze(0))
@@ -92,7 +92,7 @@ class VarlenSegment:
 class VarlenPlan:
     queries: list[VarlenSegment]
     keys: list[VarlenSegment]
-    memory: dict[tuple[int, int], tuple[int, ...]]  # document -> its pieces of the keys
+    keys_of: dict[tuple[int, int], tuple[int, ...]]  # document -> its pieces of the keys
     coordinates: dict[tuple[int, ...], Coordinates]
 
 
@@ -102,9 +102,9 @@ def _plan(q_coords: Coordinates, k_coords: Coordinates) -> VarlenPlan:
     for index, piece in enumerate(key_pieces):
         if piece.document:
             grouped[piece.document].append(index)
-    memory = {document: tuple(indices) for document, indices in grouped.items()}
-    joined = {indices: _join_coordinates([key_pieces[i] for i in indices]) for indices in memory.values()}
-    return VarlenPlan(query_pieces, key_pieces, memory, joined)
+    keys_of = {document: tuple(indices) for document, indices in grouped.items()}
+    joined = {indices: _join_coordinates([key_pieces[i] for i in indices]) for indices in keys_of.values()}
+    return VarlenPlan(query_pieces, key_pieces, keys_of, joined)
 
 
 def _pieces(coordinates: Coordinates) -> list[VarlenSegment]:
@@ -150,8 +150,8 @@ def _join_coordinates(pieces: list[VarlenSegment]) -> Coordinates:
     )
 
 
-def _only_slots(plan: VarlenPlan, memory: tuple[int, ...]) -> tuple[int, int] | None:
-    return plan.keys[memory[0]].slots if len(memory) == 1 else None
+def _only_slots(plan: VarlenPlan, indices: tuple[int, ...]) -> tuple[int, int] | None:
+    return plan.keys[indices[0]].slots if len(indices) == 1 else None
 
 
 def _cut(x: Tensor, pieces: list[VarlenSegment]) -> tuple[Tensor, ...]:

@@ -1,4 +1,4 @@
-"""Mixtures of experts: routers, stacked experts, and what they say about how evenly they are used.
+"""Mixtures of experts: routers, stacked experts, and how evenly these are used.
 
 ``MoE`` ``SharedMoE`` ``GatedSharedExpert``                   the feed-forward half of a block
 ``SoftmaxRouter`` ``TopKSoftmaxRouter`` ``SigmoidRouter``     who goes where; ``ExpertGroups`` narrows the choice first

@@ -89,7 +89,7 @@ class Experts(nn.Module):
         return y_CJD.sum(1).to(x_CD.dtype)
 
     def _run(self, x_PD: Tensor, loads: Sequence[int]) -> Tensor:
-        """Each expert on its own slice; those that hold nothing are not run."""
+        """Each expert on its own slice; those without tokens are not run."""
         experts = zip(*(_one_by_one(stack, len(loads)) for stack in self.stacks()), strict=True)
         slices = zip(x_PD.split(loads), experts, strict=True)
         return torch.cat([x_PD[:0], *(self.expert(x, *weights) for x, weights in slices if len(x))])

@@ -35,10 +35,10 @@ class LoadBalanceStats(NamedTuple):
     tokens: Int[Tensor, "E"]
     """How many tokens chose each expert."""
     kept: Int[Tensor, "E"]
-    """How many of them had a place there (all, without a capacity)."""
+    """How many of them the expert took (all, without a capacity)."""
     probability: Float[Tensor, "E"]
     """The router's probability of each expert, summed over tokens; the only one with a gradient."""
-    count: Int[Tensor, ""]  # type: ignore[assignment]  # hides tuple.count, which nobody asks of sums
+    count: Int[Tensor, ""]  # type: ignore[assignment]  # hides tuple.count, which sums do not need
     """How many real tokens there were."""
 
     def plus(self, other: LoadBalanceStats) -> LoadBalanceStats:
@@ -86,7 +86,7 @@ class ExpertGroups(nn.Module):
         self.n_group, self.topk_group, self.scores_per_group = n_group, topk_group, {"max": 1, "top2": 2}[score]
 
     def forward(self, scores_CE: Float[Tensor, "C E"]) -> Float[Tensor, "C E"]:
-        """The scores, −inf outside the kept groups."""
+        """The scores, −inf outside the chosen groups."""
         grouped = scores_CE.unflatten(-1, (self.n_group, -1))
         worth = grouped.topk(self.scores_per_group, -1).values.sum(-1)
         kept = torch.zeros_like(worth, dtype=torch.bool).scatter(-1, stable_topk(worth, self.topk_group), True)

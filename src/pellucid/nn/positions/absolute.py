@@ -117,7 +117,7 @@ class SinusoidalPositions(nn.Module):
 class TokenTypeEmbedding(nn.Embedding):
     """A vector for each *type* of token, added on entry: first or second sentence (Devlin et al. 2019 §3.2).
 
-    Types say what a token is told it belongs to; they hide nothing, unlike the segments of coordinates. A table of
+    Types are only features; they hide nothing, unlike the segments of coordinates. A table of
     ``types`` vectors; ``types_BT`` left out is type 0 everywhere.
     """
 

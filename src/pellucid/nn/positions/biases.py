@@ -22,12 +22,12 @@ from pellucid.visibility import Coordinates
 class RelativeBias(nn.Embedding):
     """One learned number a head for each bucket of distances (T5; Raffel et al. 2020 §2.1, mesh_tensorflow's code).
 
-    Half of the buckets hold one distance each; the others grow with its logarithm up to ``max_distance``, from where
+    Half of the buckets are one distance each; the others grow with its logarithm up to ``max_distance``, from where
     on all share the last. ``bidirectional`` keeps the second half of the buckets for keys ahead; without it all
     buckets look back, and keys ahead share the bucket of distance 0. ``weight`` is ``[num_buckets, num_heads]``.
 
-    The buckets are made once for a pair of coordinates; the bias is part of the graph and kept nowhere. Layers that
-    share a table share the *result*: call this once a forward and hand it to each ``attend(…, bias=bias)``.
+    The buckets are made once for a pair of coordinates; the bias is part of the graph and stored nowhere. Layers that
+    share a table share the *result*: call this once a forward and pass it to each ``attend(…, bias=bias)``.
     """
 
     def __init__(self, num_heads: int, *, bidirectional: bool, num_buckets: int = 32, max_distance: int = 128) -> None:

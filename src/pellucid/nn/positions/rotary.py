@@ -29,7 +29,7 @@ def refuse_misplaced(x_BT: Tensor, coordinates: Coordinates) -> None:
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """Nothing is stretched; the others derive from this."""
+    """No scaling; the others derive from this."""
 
     def check(self, size: int, base: float) -> None:
         """Raises ShapeError or InputError where this cannot be used for ``size`` features rotated from ``base``."""
@@ -45,8 +45,8 @@ class RopeScaling:
     def changes_angles(self, before: int, after: int) -> bool:
         """Whether documents of these two lengths (in tokens) are rotated by different angles.
 
-        Ask before a cache goes on from ``before`` tokens to ``after``, or is cropped to ``after``: where this is true
-        the keys it holds are wrong, and the document has to be run again. Nothing is held at 0 tokens.
+        Where this is true, a cache must not grow from ``before`` tokens to ``after``, nor be cropped: its keys are
+        wrong, and the document has to be run again. 0 tokens have no keys.
         """
         return before > 0 and after > 0 and self.table(before) != self.table(after)
 
@@ -71,7 +71,7 @@ class Rotary(nn.Module):
     Features (i, i + R/2) are rotated together, as in Llama's checkpoints; with ``interleaved``, features
     (2i, 2i + 1), as in the paper. Only the first ``rotary_dim`` = R features of a head are rotated (all of them if it
     is left out): pairs and exponents are those of R, and the rest of the head stays as it is (GPT-J, GPT-NeoX).
-    ``scaling`` stretches the angles; where it depends on a document's length, a pass that goes on from tokens rotated
+    ``scaling`` changes the angles; where it depends on a document's length, a pass that continues tokens rotated
     by other angles is refused.
     """
 
@@ -108,7 +108,7 @@ class Rotary(nn.Module):
 
         Raises:
             ShapeError: a head of another size, or not one place a token.
-            UnsupportedError: a document that goes on from tokens which were rotated by other angles.
+            UnsupportedError: a document that continues tokens which were rotated by other angles.
         """
         if x_BTNH.shape[-1] != self.head_dim:
             raise ShapeError(
@@ -139,7 +139,7 @@ class Rotary(nn.Module):
         return cos.to(dtype), sin.to(dtype)
 
     def _refuse_mixing(self, coordinates: Coordinates) -> None:
-        """Tokens that came before these coordinates begin are keys somewhere else; they must share the angles."""
+        """Earlier tokens of these documents are cached keys; they must share the angles."""
         layout = coordinates.read_layout()
         for before, after in _grown(layout) if layout is not None else ():
             if self.scaling.changes_angles(before, after):

@@ -1,6 +1,6 @@
-"""How rotary frequencies are stretched, so that a model reads text longer than it was trained on.
+"""Scaling of rotary frequencies, for text longer than a model was trained on.
 
-Each kind is a frozen value with three faces: ``frequencies`` (radians a position, float64), ``multiplier`` (what
+Each kind is a frozen value with three methods: ``frequencies`` (radians a position, float64), ``multiplier`` (what
 cosines and sines are multiplied by), and ``changes_angles`` (whether a document that grows from one length to another
 changes its frequencies, so that keys rotated before must not be mixed with queries rotated after).
 """
@@ -281,7 +281,7 @@ def _need_length(value: int) -> None:
 def document_lengths(coordinates: Coordinates) -> Int[Tensor, "B T"]:
     """For each slot, how long its document is as far as these coordinates reach: its last position plus one.
 
-    A document that goes on from a cache counts its past, because its positions do. Padding counts as a document of
+    A document that continues a cache counts its past, because its positions do. Padding counts as a document of
     its own, and its numbers mean nothing.
     """
     return coordinates.cached("document lengths", lambda: _lengths(coordinates))

@@ -14,12 +14,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from jinja2 import BaseLoader, Environment, StrictUndefined, Template
 from markupsafe import Markup
 
 from pellucid.errors import ArgumentError
+from pellucid.files import replace_file
 from pellucid.records import SEVERITY, Cell, Curves, Figure, Flow, Table, TokenView
 from pellucid.reports.page.curves import curves_block
 from pellucid.reports.page.matrices import flow_block
@@ -49,6 +51,16 @@ def page_html(title: str, sections: Sequence[Section], *, subtitle: str = "") ->
         style_hash=_hash(style),
         script_hash=_hash(script),
     )
+
+
+def write_page(path: str | Path, title: str, sections: Sequence[Section], *, subtitle: str = "") -> None:
+    """Write the page with these ``(heading, records)`` to ``path``: whole, or not at all.
+
+    Raises:
+        ArgumentError: a record that the page cannot draw.
+        OSError: what the disk refused, with the path as its filename.
+    """
+    replace_file(path, page_html(title, sections, subtitle=subtitle).encode())
 
 
 def _block(record: Record) -> Block:
