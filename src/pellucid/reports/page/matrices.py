@@ -33,7 +33,9 @@ def flow_block(flow: Flow) -> Mapping[str, Any]:
     return {
         "kind": "flow",
         "title": flow.title,
-        "panels": [{"title": t, "svg": _svg(grid, t, queries, keys), "said": said} for t, grid, said in panels],
+        "panels": [
+            {"title": t, "svg": _svg(grid, t, queries, keys), "caption": caption} for t, grid, caption in panels
+        ],
         "summary": _summary(counts),
         "leaks": [
             f"query {q}{_named(flow.queries, q)} sees key {k}{_named(flow.keys, k)}" for q, k in flow.leaks[:_LISTED]
