@@ -129,8 +129,10 @@ def mask_with_open_rows(call: AttentionInputs) -> tuple[Tensor, Tensor | None]:
 
 # ---- document by document
 
-# A call for one document costs about as much as this many (query, key) pairs of a dense call (two CPU cores).
-_PAIRS_PER_CALL = 4096
+# A call for one document costs about as much as this many (query, key) pairs of a dense call, times the features of all
+# heads. Measured on a CPU (30 µs against 0.055 ns); elsewhere an estimate for the same host and a much faster kernel.
+_PAIR_FEATURES_PER_CALL = 1 << 19
+_PAIR_FEATURES_PER_CALL_ELSEWHERE = 1 << 30
 
 
 def varlen_unsupported_reason(call: AttentionInputs) -> str | None:
@@ -151,7 +153,9 @@ def varlen_is_profitable(call: AttentionInputs) -> bool:
     layout = call.q_coords.layout
     assert layout is not None
     pairs = sum((run.stop - run.start) ** 2 for run in layout.runs)
-    return pairs + _PAIRS_PER_CALL * len(layout.runs) < layout.rows * layout.slots**2
+    saved = (layout.rows * layout.slots**2 - pairs) * call.q.shape[2] * call.q.shape[3]
+    on_cpu = call.q.device.type == "cpu"
+    return saved > len(layout.runs) * (_PAIR_FEATURES_PER_CALL if on_cpu else _PAIR_FEATURES_PER_CALL_ELSEWHERE)
 
 
 def attend_varlen(call: AttentionInputs) -> Tensor:
