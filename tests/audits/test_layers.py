@@ -69,7 +69,7 @@ def test_a_long_window_is_looked_at_on_a_longer_sequence():
 
         width = 30
 
-    assert [f.status for f in audit(Wide(), checks=["window"]).findings] == ["pass", "pass", "pass"]
+    assert {f.status for f in audit(Wide(), checks=["window"]).findings} == {"pass"}
     for width in (29, 31):
         wrong = Wide()
         wrong.width = width

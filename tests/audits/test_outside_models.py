@@ -8,8 +8,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+import pellucid as pl
 from pellucid.audits import TinyDecoder, audit, run
 from pellucid.errors import ArgumentError
+from pellucid.models.probe import EncoderDecoderProbe
 
 VOCABULARY, WIDTH = 50, 16
 
@@ -333,3 +335,105 @@ def test_the_advice_works():
     assert audit(lambda ids: model({"input_ids": ids}), checks=["future"]).passed
     pair = NeedsTarget()
     assert audit(lambda ids: pair(ids, ids), checks=["future"]).passed
+
+
+class Classifier(OneLayer):
+    """One output for a whole row: the mean over its tokens."""
+
+    def __init__(self, leaks: bool = False, classes: int = 3) -> None:
+        super().__init__()
+        self.over_pads, self.head = leaks, nn.Linear(WIDTH, classes)
+
+    def forward(self, tokens, attention_mask=None):
+        mask_BT = torch.ones_like(tokens) if attention_mask is None else attention_mask
+        x = torch.where(mask_BT[..., None] == 1, self.table(tokens), 0.0)
+        hidden_BT = (mask_BT == 0) & (mask_BT.sum(1, keepdim=True) > 0)  # a row without tokens sees its padding
+        x = self.layer(x, src_key_padding_mask=hidden_BT)
+        if self.over_pads:
+            return self.head(x.mean(1))
+        x = torch.where(mask_BT[..., None] == 1, x, 0.0)
+        return self.head(x.sum(1) / mask_BT.sum(1, keepdim=True).clamp(min=1))
+
+
+@pytest.mark.parametrize("classes", [2, 3, 8])
+def test_a_classifier_is_audited_by_its_one_output_for_each_row(classes):
+    checks = ["future", "padding", "batch", "mask_ignored", "polarity", "hidden_rows", "dropout", "determinism"]
+    report = audit(Classifier(classes=classes), checks=checks)
+    assert report.passed
+    assert report.verdicts["future"] == "not_applicable"
+    assert report.verdicts["padding"] == report.verdicts["batch"] == report.verdicts["determinism"] == "pass"
+    assert "one output for each row" in report.called
+    report = audit(Classifier(leaks=True, classes=classes), checks=checks)
+    assert report.verdicts["padding"] == "leak"
+
+
+class MaskOfThirtyTwo(OneLayer):
+    """The causal mask was made for 32 tokens: what comes later sees everything."""
+
+    def mix(self, x):
+        slots = x.shape[1]
+        hidden = torch.ones(slots, slots, dtype=torch.bool).triu(1)
+        hidden[:, 32:] &= self.leaks is False
+        hidden[32:] &= self.leaks is False
+        return self.layer(x, src_mask=hidden)
+
+
+def test_a_fault_that_begins_at_some_length_is_found():
+    report = audit(MaskOfThirtyTwo(leaks=True), checks=["future"])
+    assert [f.case for f in report.findings if f.failed] == ["rows of 33", "rows of 65", "rows of 129"]
+    assert audit(MaskOfThirtyTwo(), checks=["future"]).verdicts == {"future": "pass"}
+
+
+class WindowLostInLongRows(TinyDecoder):
+    def __init__(self, lost: bool = True) -> None:
+        super().__init__(window=3, layers=1, max_length=256)
+        self.lost = lost
+
+    def visible(self, queries, keys, layer):
+        if self.lost and queries.positions.shape[1] > 24:
+            return queries.same_document(keys) & (queries.distance(keys) >= 0)
+        return super().visible(queries, keys, layer)
+
+
+def test_a_window_that_is_lost_in_long_rows_is_found():
+    assert audit(WindowLostInLongRows(), checks=["window"]).verdicts == {"window": "leak"}
+    assert audit(WindowLostInLongRows(lost=False), checks=["window"]).verdicts == {"window": "pass"}
+
+
+def test_more_equal_tokens_than_an_expert_takes_show_its_capacity():
+    class Capacity(TinyDecoder):
+        """A token counts only while there is room: as experts with a capacity drop those that come last."""
+
+        def final_hidden(self, x_BTD, queries):
+            room = x_BTD.shape[0] * x_BTD.shape[1] // 2 + 4
+            kept = torch.arange(x_BTD.shape[0] * x_BTD.shape[1]).view(x_BTD.shape[:2]) < room
+            return torch.where(kept[..., None], x_BTD, 0.0)
+
+    report = audit(Capacity(), checks=["batch"])
+    assert next(f for f in report.findings if f.case == "many equal rows").status == "leak"
+
+
+def test_a_cross_cache_that_is_not_reordered_is_found():
+    model = pl.build(pl.ModelConfig(preset="tiny-encoder-decoder", vocab_size=40), seed=0)
+
+    class Forgets(EncoderDecoderProbe):
+        def new_cache(self, rows, capacity):
+            cache = super().new_cache(rows, capacity)
+            inner = cache.cache
+
+            class Unordered(type(cache)):
+                def reorder(self, index_B):
+                    before = inner.memory
+                    crossed = [{**vars(layer)} for layer in inner.layers]
+                    super().reorder(index_B)
+                    inner.memory = before
+                    for layer, values in zip(inner.layers, crossed, strict=True):
+                        for name, value in values.items():
+                            if "cross" in name:
+                                setattr(layer, name, value)
+
+            return Unordered(inner)
+
+    assert audit(probe=EncoderDecoderProbe(model), checks=["cache"]).verdicts == {"cache": "pass"}
+    report = audit(probe=Forgets(model), checks=["cache"])
+    assert [f.case for f in report.findings if f.failed] == ["reorder"]

@@ -13,7 +13,7 @@ from helpers.tiny import tiny_config, tiny_model
 from pellucid.checkpoints import load, save, verify
 from pellucid.checkpoints.contract import CONTRACT
 from pellucid.checkpoints.weights import DTYPES, WEIGHTS
-from pellucid.errors import CheckpointError
+from pellucid.errors import ArgumentError, CheckpointError, InputError
 from pellucid.models import build
 
 pytestmark = pytest.mark.usefixtures("our_checks_only")
@@ -27,8 +27,10 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def refused(words: str, function: Callable[..., Any], *values: Any, **named: Any) -> None:
-    with pytest.raises(CheckpointError, match=words) as caught:
+def refused(
+    words: str, function: Callable[..., Any], *values: Any, kind: type[InputError] = CheckpointError, **named: Any
+) -> None:
+    with pytest.raises(kind, match=words) as caught:
         function(*values, **named)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 600
@@ -67,8 +69,8 @@ ODD_PATHS = {
     "none": (None, "not None"),
     "a number": (5, "not 5"),
     "bytes": (b"folder", "not b'folder'"),
-    "empty": ("", "the name of the checkpoint folder is empty"),
-    "a NUL": ("a\0b", r"'a.*b' cannot name a folder: it holds a NUL character; remove it"),
+    "empty": ("", "the name of a checkpoint folder is empty"),
+    "a NUL": ("a\0b", r"'a.*b' cannot be a path: it holds a NUL character; choose another name"),
     "half a character": ("a\ud800", r"holds the lone surrogate \\ud800"),
     "a byte that was no text": ("a\udcff", r"holds the lone surrogate \\udcff"),
 }
@@ -78,7 +80,7 @@ ODD_PATHS = {
 def test_a_path_that_is_none_is_refused(kind: str) -> None:
     path, words = ODD_PATHS[kind]
     for function in (load, verify, lambda path: save(path, tiny_model())):
-        refused(words, function, path)
+        refused(words, function, path, kind=ArgumentError)
 
 
 # ---------------------------------------------------------------- save

@@ -85,8 +85,8 @@ def test_the_config_can_be_looked_at_without_a_run(file: Path, capsys: pytest.Ca
         ([".", "--resume"], "there is no run in .: leave --resume out"),
         (["nowhere", "--resume"], "there is no run in nowhere: leave --resume out"),
         (["small.yaml", "--resume"], "there is no run in runs/small: leave --resume out"),
-        (["small.yaml", "--out", "a\udcffb"], "cannot be a path: it holds '\\udcff'"),
-        (["a\udcffb.yaml"], "cannot be a path: it holds '\\udcff'"),
+        (["small.yaml", "--out", "a\udcffb"], "cannot be a path: it holds the lone surrogate \\udcff"),
+        (["a\udcffb.yaml"], "cannot be a path: it holds the lone surrogate \\udcff"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(

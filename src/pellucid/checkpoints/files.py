@@ -21,7 +21,6 @@ import os
 import re
 import shutil
 import stat
-import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -30,7 +29,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pellucid.errors import CheckpointError
-from pellucid.messages import printable, repr_short
+from pellucid.files import LONGEST_NAME, UNFINISHED, checked_path, replace_file, sync, temporary_name
 
 STEP = re.compile(r"step-[0-9]{8,12}\Z")
 INSIDE = "checkpoints"
@@ -122,10 +121,6 @@ def nesting_levels(data: Any) -> Iterator[list[Any]]:
         parts = [value for value in inside if isinstance(value, dict | list)]
 
 
-_UNFINISHED = ".unfinished-"
-_LONGEST_NAME = 255
-
-
 @contextmanager
 def new_folder(path: str | Path) -> Iterator[Path]:
     """Fill the yielded folder; when the block ends well it becomes ``path``, otherwise it is gone.
@@ -135,7 +130,7 @@ def new_folder(path: str | Path) -> Iterator[Path]:
     when the folder does.
     """
     target = _resolve_target(Path(path))
-    unfinished = _temporary_name(target)
+    unfinished = temporary_name(target)
     made: list[Path] = []
     try:
         made += _make_parents(target.parent)
@@ -145,7 +140,7 @@ def new_folder(path: str | Path) -> Iterator[Path]:
         refuse_existing(target)
         unfinished.rename(target)
         made.clear()
-        _sync(target.parent)
+        sync(target.parent)
     except OSError as error:
         raise CheckpointError(cannot_write(target, error)) from error
     finally:
@@ -157,25 +152,15 @@ def new_folder(path: str | Path) -> Iterator[Path]:
 
 def write_text(path: str | Path, text: str) -> None:
     """Replace the file at ``path`` by ``text`` in one step: readers see the old or the new, never a part."""
-    target = Path(path)
-    unfinished = _temporary_name(target)
     try:
-        with open(unfinished, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(target)
-        _sync(target.parent)
+        replace_file(path, text.encode())
     except OSError as error:
-        raise CheckpointError(cannot_write(target, error)) from error
-    finally:
-        with suppress(OSError):  # what went wrong before is what matters
-            unfinished.unlink(missing_ok=True)
+        raise CheckpointError(cannot_write(Path(path), error)) from error
 
 
 def discard_folder(path: Path) -> None:
     """Remove a folder so that no part of it can be mistaken for the whole, even when interrupted."""
-    doomed = _temporary_name(path)
+    doomed = temporary_name(path)
     try:
         path.rename(doomed)
     except OSError as error:
@@ -185,7 +170,7 @@ def discard_folder(path: Path) -> None:
 
 def discard_unfinished(parent: Path) -> list[Path]:
     """Remove what a killed writer left in ``parent``, and say what; nobody else may be writing there."""
-    left = sorted(path for path in parent.glob(f".*{_UNFINISHED}*") if not path.is_symlink())
+    left = sorted(path for path in parent.glob(f".*{UNFINISHED}*") if not path.is_symlink())
     for path in left:
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
@@ -208,8 +193,8 @@ def cannot_write(path: Path, error: OSError) -> str:
         reason, way = f"{there} is not a folder", "choose another place"
     elif error.errno == errno.ENAMETOOLONG:
         longest = max(map(len, map(os.fsencode, path.parts)))
-        reason = f"a name in it has {longest} bytes, at most {_LONGEST_NAME} are possible"
-        reason, way = reason if longest > _LONGEST_NAME else "the whole path is too long", "choose a shorter one"
+        reason = f"a name in it has {longest} bytes, at most {LONGEST_NAME} are possible"
+        reason, way = reason if longest > LONGEST_NAME else "the whole path is too long", "choose a shorter one"
     elif error.errno == errno.ENOENT and there == path.parent:
         reason, way = f"the system lets nobody make anything in {there}", "choose another place"
     return f"cannot write {path}: {reason}; {way}"
@@ -220,7 +205,7 @@ def _resolve_target(path: Path) -> Path:
     refuse_existing(path)
     if path.name in ("", ".."):
         raise CheckpointError(f"{path} does not end in a name for the new folder; add one")
-    if len(os.fsencode(path.name)) > _LONGEST_NAME:
+    if len(os.fsencode(path.name)) > LONGEST_NAME:
         raise CheckpointError(cannot_write(path, OSError(errno.ENAMETOOLONG, "")))
     return Path(os.path.realpath(path.parent), path.name) if ".." in path.parts else path
 
@@ -232,44 +217,13 @@ def _make_parents(folder: Path) -> list[Path]:
     return missing[::-1]
 
 
-def _temporary_name(target: Path) -> Path:
-    """A new hidden name beside ``target`` that marks it as unfinished, no longer than names may be."""
-    mark = f"{_UNFINISHED}{uuid.uuid4().hex[:12]}"
-    stem = os.fsencode(target.name)[: _LONGEST_NAME - 1 - len(mark)].decode(errors="ignore")
-    return target.with_name(f".{stem}{mark}")
-
-
 def _sync_tree(folder: Path) -> None:
     """Push all files and folders in ``folder`` to the disk, together: one commit of a journal serves many of them."""
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(_sync, [folder, *folder.rglob("*")]))
-
-
-def _sync(path: Path) -> None:
-    if os.name == "nt" and path.is_dir():
-        return  # Windows cannot open a folder, and has no need to
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        list(pool.map(sync, [folder, *folder.rglob("*")]))
 
 
 # ---- names of folders
-
-
-def folder_path(path: object) -> Path:
-    """``path`` as a Path that the system can be asked about; anything that cannot name a folder is refused."""
-    text = os.fspath(path) if isinstance(path, str | os.PathLike) else path
-    if not isinstance(text, str):
-        raise CheckpointError(f"a checkpoint folder is a text or a Path, not {repr_short(path, 60)}; give its name")
-    if not text:
-        raise CheckpointError("the name of the checkpoint folder is empty; '.' is the current folder")
-    odd = next((c for c in text if c == "\0" or "\ud800" <= c <= "\udfff"), None)
-    if odd is not None:
-        kind = "a NUL character" if odd == "\0" else f"the lone surrogate {printable(odd)}"
-        raise CheckpointError(f"{printable(text)[:200]!r} cannot name a folder: it holds {kind}; remove it")
-    return Path(text)
 
 
 def read_pointer(pointer: Path) -> Path | None:
@@ -291,7 +245,7 @@ def resolve_checkpoint_path(path: str | os.PathLike[str]) -> Path:
 
     Any other path is returned as it is.
     """
-    path = folder_path(path)
+    path = checked_path(path, "a checkpoint folder")
     try:
         if path.name in POINTERS and not path.is_dir() and (path.parent / INSIDE).is_dir():
             return read_pointer(path) or path

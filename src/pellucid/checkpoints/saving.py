@@ -11,7 +11,7 @@ from typing import Literal
 from torch import nn
 
 from pellucid.checkpoints.contract import CONTRACT, Contract, TextContract
-from pellucid.checkpoints.files import digest, folder_path, new_folder, write_text
+from pellucid.checkpoints.files import digest, new_folder, write_text
 from pellucid.checkpoints.loading import BESIDE, LABELS, TEMPLATE, TOKENIZER, check_label_names, open_folder
 from pellucid.checkpoints.tensors import config_outline, first_difference, outline, stored_tensors
 from pellucid.checkpoints.weights import DTYPES, TensorSpec, dtype_name, write_weights
@@ -19,6 +19,7 @@ from pellucid.checkpoints.witness import live_witness
 from pellucid.data.chat import ChatTemplate
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import CheckpointError
+from pellucid.files import checked_path
 from pellucid.messages import repr_short
 from pellucid.models.config import ModelConfig
 
@@ -55,7 +56,7 @@ def save(
         CheckpointError: the target exists, the disk refuses, or the model is not what its config describes.
     """
     template = _check_arguments(tokenizer, chat_template, max_shard_bytes, prove)
-    with new_folder(folder_path(path)) as folder:
+    with new_folder(checked_path(path, "a checkpoint folder")) as folder:
         if write_more is not None:
             write_more(folder)
         config = _config_of(model)

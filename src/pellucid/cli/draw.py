@@ -10,6 +10,7 @@ import typer
 
 from pellucid.cli import common
 from pellucid.errors import ConfigError
+from pellucid.files import replace_file
 from pellucid.messages import nearest
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def draw(
             raise
         raise ConfigError(f"{error}; on the command line: --groups 0,1,1,0, one number a token") from None
     figure = mask_figure(panels)
-    _write(output, figure.svg.encode() if suffix == ".svg" else mask_png(panels))
+    replace_file(output, figure.svg.encode() if suffix == ".svg" else mask_png(panels))
     if as_json:
         facts = [
             {
@@ -135,17 +136,3 @@ def _config(target: str) -> ModelConfig | None:
     from pellucid.models import presets
 
     return presets.preset(target) if target in presets.names() else None
-
-
-def _write(path: str, content: bytes) -> None:
-    """Write the picture whole or not at all."""
-    unfinished = f"{path}.{os.getpid()}.unfinished"
-    try:
-        with open(unfinished, "wb") as file:
-            file.write(content)
-        os.replace(unfinished, path)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, path) from error
-    finally:
-        if os.path.exists(unfinished):
-            os.unlink(unfinished)

@@ -97,13 +97,13 @@ def _run(wanted: TrainConfig, folder: Path, resume: bool, tensorboard: bool) -> 
 
 def _places(config: str, out: Path | None, resume: bool) -> tuple[Path, Path]:
     """The configuration's file and the run's folder."""
-    from pellucid.errors import ConfigError
-    from pellucid.training.run_folder import checked_path
+    from pellucid.errors import RunError
+    from pellucid.files import checked_path
 
-    path = checked_path(config)
+    path = checked_path(config, "the configuration")
     is_name = path.suffix.lower() not in (".yaml", ".yml", ".json")
     if resume and is_name and not (path / "config.yaml").is_file():
-        raise ConfigError(f"there is no run in {path}: leave --resume out, and name a configuration to begin one")
+        raise RunError(f"there is no run in {path}: leave --resume out, and name a configuration to begin one")
     if path.is_dir():
         if not resume or out is not None:
             raise typer.BadParameter(

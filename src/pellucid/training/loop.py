@@ -13,6 +13,7 @@ from pellucid.checkpoints.saving import Proof, add_witness
 from pellucid.data.corpus import Document
 from pellucid.data.loader import Prefetcher
 from pellucid.errors import ArgumentError, CheckpointError, StorageError
+from pellucid.files import checked_path
 from pellucid.training.config import TrainConfig
 from pellucid.training.environment import SignalHandler, write_environment
 from pellucid.training.evaluation import bits_per_byte
@@ -31,7 +32,7 @@ from pellucid.training.results import (
     Validation,
     Warned,
 )
-from pellucid.training.run_folder import RunFolder, checked_path, step_name
+from pellucid.training.run_folder import RunFolder, step_name
 from pellucid.training.setup import (
     RunComponents,
     check_resume_point,
@@ -68,7 +69,7 @@ def train(
             f"config is {str(config)[:80]!r}, but must be a TrainConfig; make one with TrainConfig.from_file or "
             ".from_mapping"
         )
-    run, listener = RunFolder(checked_path(run_folder)), on_event or _warn
+    run, listener = RunFolder(checked_path(run_folder, "the run folder")), on_event or _warn
     refuse_missing_device(config.device)
     try:
         with SignalHandler() as signals:

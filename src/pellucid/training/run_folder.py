@@ -30,7 +30,7 @@ from pellucid.checkpoints.files import (
 from pellucid.checkpoints.saving import Proof, save
 from pellucid.configfile import to_yaml
 from pellucid.data.tokenizer import Tokenizer
-from pellucid.errors import ArgumentError, CheckpointError, RunError
+from pellucid.errors import CheckpointError, RunError
 from pellucid.training import state
 from pellucid.training.config import TrainConfig
 from pellucid.training.environment import NAME
@@ -47,20 +47,6 @@ _DAMAGED = ".damaged"
 def step_name(step: int) -> str:
     """The folder name of a step's checkpoint; names sort like steps."""
     return f"step-{step:08d}"
-
-
-def checked_path(value: object) -> Path:
-    """``value`` as a path that any file system can hold and any message can name; raises otherwise."""
-    try:
-        text = os.fspath(value)  # type: ignore[call-overload]
-    except TypeError:
-        raise ArgumentError(f"the run folder is {str(value)[:80]!r}, which is no path; give text or a Path") from None
-    if not isinstance(text, str):
-        raise ArgumentError(f"the run folder is {text[:80]!r}, which is bytes; give text or a Path")
-    odd = next((c for c in text if c == "\0" or "\ud800" <= c <= "\udfff"), None)
-    if odd is not None:
-        raise ArgumentError(f"{text[:200]!a} cannot be a path: it holds {odd!a}; choose another name")
-    return Path(text)
 
 
 class RunFolder:

@@ -11,12 +11,13 @@ from typing import Any, Literal, TypeVar
 from pellucid.configfile import read_mapping
 from pellucid.configfile.config import flatten
 from pellucid.errors import ArgumentError, InputError, RunError
+from pellucid.files import checked_path
 from pellucid.messages import printable
 from pellucid.records import Cell, Table, number
 from pellucid.training import state
 from pellucid.training.environment import read_environment
 from pellucid.training.loggers import MetricsLog
-from pellucid.training.run_folder import RunFolder, checked_path, locked
+from pellucid.training.run_folder import RunFolder, locked
 
 T = TypeVar("T")
 State = Literal["running", "finished", "stopped", "begun", "damaged"]
@@ -78,7 +79,7 @@ def find_runs(folder: str | Path) -> list[Path]:
 
     Folders below it that cannot be read are skipped.
     """
-    top = checked_path(folder)
+    top = checked_path(folder, "the folder of runs")
     if not top.is_dir():
         raise ArgumentError(f"{top} is not a folder; name a run folder, or one that holds some")
     found: list[Path] = []

@@ -20,10 +20,17 @@ def check(context: AuditContext) -> Iterator[Finding]:
     kind = "beside rows of other lengths" if context.can("padding") else "beside rows of the same length"
     rows, side = context.rows(lengths), context.probe.sides[0]
     for case, order in ((kind, rows), (f"{kind}, other order", rows[::-1])):
-        batch = Batch.from_rows(order, side=side)
+        batch = context.with_sources(Batch.from_rows(order, side=side))
         good, wrong = "every row answers as it does alone", "row {row} differs from its output alone at {query}"
         yield compare_with_alone(context, case, batch, order, good=good, wrong=wrong)
-    batch = Batch.from_rows(rows, side=side)
+    equal = [
+        context.tokens(1) * min(6, context.length)
+    ] * 12  # what is shared out by token, such as an expert's capacity, runs short
+    yield compare_with_alone(
+        context, "many equal rows", Batch.from_rows(equal), equal, good="equal rows answer as one of them alone",
+        wrong="row {row} of many equal ones differs from its output alone at {query}",
+    )  # fmt: skip
+    batch = context.with_sources(Batch.from_rows(rows, side=side))
     for row in range(3):
         own_BT = torch.zeros_like(batch.token_mask)
         own_BT[row] = True

@@ -82,6 +82,7 @@ def _chunks(
     context: AuditContext, case: str, batch: Batch, chunks: Sequence[int], spare: int, explain: bool
 ) -> Finding:
     """``explain``: look for the token that is seen differently, which takes two runs a token."""
+    batch = context.with_sources(batch)
     rows = [batch.tokens[row, batch.slots(row)].tolist() for row in range(batch.shape[0])]
 
     def cached(run: TargetRun, request: Batch = batch) -> Tensor:
@@ -113,7 +114,7 @@ def _seen_otherwise(
         return float(max_abs_diff(before, after)) > limit * logit_scale(before)
 
     def without(request: Batch) -> Tensor:
-        return run.logits(Batch.from_rows([request.tokens[row, slots].tolist()]))[0, number]
+        return run.alone(request.tokens[row, slots].tolist(), request.source, row)[number]
 
     whole, through = without(batch), cached(run, batch)[row, query]
     for key_row, slot in sorted(batch.token_mask.nonzero().tolist(), key=lambda key: (key[0] != row, key)):
@@ -128,10 +129,16 @@ def _seen_otherwise(
 
 @skip_if_unsupported
 def _after(
-    context: AuditContext, case: str, got: Callable[[TargetRun], Tensor], rows: list[list[int]], start: int, good: str
+    context: AuditContext,
+    case: str,
+    got: Callable[[TargetRun], Tensor],
+    rows: list[list[int]],
+    start: int,
+    good: str,
+    source: Batch | None = None,
 ) -> Finding:
     """Outputs from slot ``start`` on, against whole rows run without a cache."""
-    batch = Batch.from_rows(rows, side="left")
+    batch = Batch.from_rows(rows, side="left").replace(source=source)
     tail_BT = batch.token_mask & (torch.arange(batch.shape[1]) >= start)
 
     def with_head(run: TargetRun) -> Tensor:
@@ -147,8 +154,10 @@ def _reordered(context: AuditContext) -> Finding:
     lengths = (3, 5, 1) if context.can("padding") and "left" in context.probe.sides else (5, 5, 5)
     prompts = [context.tokens(length) for length in lengths]
     order, steps = [1, 1, 0], [context.tokens(2) for _ in range(3)]
-    first, step = Batch.from_rows(prompts, side="left"), Batch.from_rows(steps)
-    step = step.replace(positions=step.positions + torch.tensor([[len(prompts[old])] for old in order]))
+    first, step = context.with_sources(Batch.from_rows(prompts, side="left")), Batch.from_rows(steps)
+    source = None if first.source is None else first.source.replace(tokens=first.source.tokens[order])
+    offsets = torch.tensor([[len(prompts[old])] for old in order])
+    step = step.replace(positions=step.positions + offsets, source=source)
 
     def got(run: TargetRun) -> Tensor:
         cache = run.probe.new_cache(3, 7)
@@ -157,7 +166,7 @@ def _reordered(context: AuditContext) -> Finding:
         return run.extend(step, cache)
 
     rows = [prompts[old] + new for old, new in zip(order, steps, strict=True)]
-    return _after(context, "reorder", got, rows, 5, "reordered rows continue as the rows they came from")
+    return _after(context, "reorder", got, rows, 5, "reordered rows continue as the rows they came from", source)
 
 
 def _cropped(context: AuditContext, row: list[int]) -> Iterator[Finding]:

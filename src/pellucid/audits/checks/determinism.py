@@ -24,7 +24,7 @@ _ORDER = [2, 0, 3, 1]
 def check(context: AuditContext) -> Iterator[Finding]:
     """Twice, after another request, with other random numbers, on a copy, in another order of rows."""
     native = context.native
-    batch = Batch.from_rows([context.tokens(5) for _ in range(4)])
+    batch = context.with_sources(Batch.from_rows([context.tokens(5) for _ in range(4)]))
     first = native.logits(batch).clone()
     with preserve_state(context.probe.module):
         cases = [_compared(native, "twice", first, native.logits(batch), "when asked again at once")]
@@ -100,7 +100,10 @@ def _other_order(context: AuditContext, batch: Batch) -> Finding:
     """Rows in another order are answered in that order."""
     return compare(
         context, "rows in another order", lambda run: run.logits(batch)[_ORDER],
-        batch.replace(tokens=batch.tokens[_ORDER]),
+        batch.replace(
+            tokens=batch.tokens[_ORDER],
+            source=None if batch.source is None else batch.source.replace(tokens=batch.source.tokens[_ORDER]),
+        ),
         good="rows in another order are answered the same, in that order",
         wrong=lambda where: (
             f"the row differs at {where.query} as row {where.row} of the batch than as row "

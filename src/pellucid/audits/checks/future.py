@@ -28,7 +28,13 @@ from pellucid.audits.engine.influence import (
     reached,
 )
 from pellucid.audits.engine.layers import first_broken_layer
-from pellucid.audits.engine.perturbation import Perturbations, even_cuts, informative_cuts, perturb_suffixes
+from pellucid.audits.engine.perturbation import (
+    Perturbations,
+    even_cuts,
+    informative_cuts,
+    longer_lengths,
+    perturb_suffixes,
+)
 from pellucid.audits.engine.target_run import Deviation, TargetRun, logit_scale, max_abs_diff
 from pellucid.batch import Batch
 from pellucid.records import Finding, Location
@@ -70,6 +76,15 @@ def _behind_cuts(context: AuditContext, flow: InfluenceMatrix) -> Iterator[Findi
         yield perturb_suffixes(context, mode, Perturbations(context, flow.row, in_mode, most=1), cuts)
     if slots > 3:
         yield _shorter(context, "cut short", flow.changes)
+    for length in longer_lengths(context):
+        yield _longer(context, f"rows of {length}", length)
+
+
+@skip_if_unsupported
+def _longer(context: AuditContext, case: str, length: int) -> Finding:
+    """Where something begins at some length, such as a table that ends or a window that is lost: a few whole tails."""
+    changes = Perturbations(context, context.tokens(length), TargetRun.logits, most=1)
+    return perturb_suffixes(context, case, changes, even_cuts(length, 3))
 
 
 @skip_if_unsupported

@@ -43,9 +43,11 @@ def check(context: AuditContext) -> Iterator[Finding]:
         yield not_applicable("", f"it cannot run with gradients on: {one_line(error)}")
         return
     copies, layouts = _WithoutDropout(), [("full rows", full)]
-    if context.can("padding"):
-        side = context.probe.sides[0]
-        layouts.append((f"{side} padding", Batch.from_rows(context.rows(), side=side)))
+    rows = context.rows()
+    if context.can("padding"):  # padded on the left, the first slots of a causal row see nothing
+        layouts += [(f"{side} padding", Batch.from_rows(rows, side=side)) for side in context.one_sided]
+    if context.can("packing"):
+        layouts.append(("packed", Batch.packed(rows)))
     for layout, batch in layouts:
         yield _same(context, f"no_grad, {layout}", batch, batch, "without gradients")
         yield _inference(context, f"inference mode, {layout}", copies, batch)

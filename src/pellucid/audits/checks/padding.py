@@ -75,7 +75,9 @@ def check(context: AuditContext) -> Iterator[Finding]:
 
 def _against_alone(context: AuditContext, case: str, rows: list[list[int]], batch: Batch) -> Finding:
     good, wrong = "real tokens answer as they do alone", "the token in slot {query} differs from its output alone"
-    return compare_with_alone(context, case, batch, rows, good=good, wrong=wrong)
+    never = "; where it is never padded so, declare it: padding_side = 'right' on the module, or sides of its probe"
+    advice = "" if case.startswith("right") else never
+    return compare_with_alone(context, case, batch, rows, good=good, wrong=wrong, advice=advice)
 
 
 def _pads(batch: Batch) -> Suspects:

@@ -13,7 +13,7 @@ from pellucid.audits.engine.context import AuditContext, expected_flow
 from pellucid.audits.engine.influence import assert_no_influence, earlier, flow_of, measured
 from pellucid.audits.engine.layer_isolation import IsolatedLayers, assert_isolated, isolated_layers
 from pellucid.audits.engine.layers import decoder_stack, first_broken_layer
-from pellucid.audits.engine.perturbation import Perturbations
+from pellucid.audits.engine.perturbation import Perturbations, longer_lengths
 from pellucid.audits.engine.target_run import TargetRun
 from pellucid.batch import Batch
 from pellucid.probe import Visibility
@@ -37,6 +37,10 @@ def check(context: AuditContext) -> Iterator[Finding]:
         yield result
         if context.can("embeddings") and not result.failed and bool((past_TT & ~flow.may).any()):
             yield no_gradient(context, "gradient", flow, past_TT)
+        for length in longer_lengths(context):
+            changes = Perturbations(context, context.tokens(length), TargetRun.logits, most=4)
+            longer = measured(context, changes)
+            yield assert_no_influence(context, f"rows of {length}", longer, earlier(longer.may))
     if context.probe.rules_declared and decoder_stack(context).names:
         good = "each layer, tested alone, sees all that came before and that its rule shows, and nothing else"
         yield assert_isolated(context, "each layer", isolated_layers, earlier, good)

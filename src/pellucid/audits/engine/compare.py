@@ -96,12 +96,19 @@ def compare(
 
 
 def compare_with_alone(
-    context: AuditContext, case: str, batch: Batch, rows: Iterable[list[int]], *, good: str, wrong: str
+    context: AuditContext,
+    case: str,
+    batch: Batch,
+    rows: Iterable[list[int]],
+    *,
+    good: str,
+    wrong: str,
+    advice: str = "",
 ) -> Finding:
     """Whether each document of a batch (``rows``: their tokens) has the outputs that it has by itself."""
 
     def described(where: Location) -> str:
-        return f"{wrong.format(row=where.row, query=where.query)}; {_cause(batch, where)}"
+        return f"{wrong.format(row=where.row, query=where.query)}; {_cause(batch, where)}{advice}"
 
     suspects = hidden_tokens(context, batch)
     return compare(context, case, alone(batch, rows), batch, good=good, wrong=described, suspects=suspects)
@@ -149,7 +156,9 @@ def alone(batch: Batch, rows: Iterable[list[int]]) -> Callable[[TargetRun], Tens
     """The outputs of each document run by itself, in its slots of the batch; ``rows`` are the documents' tokens."""
 
     def ask(run: TargetRun) -> Tensor:
-        outputs = [run.alone(tokens) for tokens in rows if tokens]
+        owners = [row for row, _ in documents(batch)]
+        documents_alone = zip(owners, [tokens for tokens in rows if tokens], strict=True)
+        outputs = [run.alone(tokens, batch.source, row) for row, tokens in documents_alone]
         want_BTV = outputs[0].new_zeros(*batch.shape, outputs[0].shape[-1])
         for (row, slots), output_TV in zip(documents(batch), outputs, strict=True):
             want_BTV[row, slots] = output_TV

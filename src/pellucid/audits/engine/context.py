@@ -102,15 +102,16 @@ class AuditContext:
     def step(self) -> int:
         """The number of which lengths have to be multiples: 1 for nearly all targets, the length for a fixed one."""
 
-        if self.taken is None or not self._takes(Batch.from_rows([self.row])):
+        if self.taken is None or not self.takes(Batch.from_rows([self.row])):
             return 1  # then it is not the length that it refuses
         steps = (1, 2, 3, 4, 5, 8, 10, 12, 16, 32, 64)
         for step in (each for each in steps if self.length % each == 0 and each < self.length):
-            if all(self._takes(Batch.from_rows([self.row[: step * n]])) for n in (1, 2, 3)):
+            if all(self.takes(Batch.from_rows([self.row[: step * n]])) for n in (1, 2, 3)):
                 return step
         return self.length
 
-    def _takes(self, batch: Batch) -> bool:
+    def takes(self, batch: Batch) -> bool:
+        """Whether it answers such a request at all."""
         try:
             self.native.logits(batch)
         except Exception:  # noqa: BLE001 (anybody's code)
@@ -179,7 +180,7 @@ class AuditContext:
     def _plain(self) -> Batch:
         """A row of 6 tokens, or a long one where the target takes no such row."""
         batch = Batch.from_rows([self.tokens(min(6, self.length))])
-        return batch if self._takes(batch) else Batch.from_rows([self.row])
+        return batch if self.takes(batch) else Batch.from_rows([self.row])
 
     @cached_property
     def not_finite(self) -> str:
@@ -321,6 +322,12 @@ class AuditContext:
         rows = [self.tokens(length) for length in lengths]
         max(rows, key=len)[-1] = self.ends[0]
         return rows
+
+    def with_sources(self, batch: Batch) -> Batch:
+        """Another source for each row, where the target reads one: a source that strays is seen by its content."""
+        if not self.can("source"):
+            return batch
+        return batch.replace(source=Batch.from_rows([self.tokens(5) for _ in range(batch.shape[0])]))
 
     @property
     def ends(self) -> tuple[int, int]:

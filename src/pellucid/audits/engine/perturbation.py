@@ -17,6 +17,7 @@ from pellucid.records import Finding, Location
 Forward = Callable[[TargetRun, Batch], Tensor]
 Row = list[int]
 
+_LONGEST = 512
 _FEWEST = 3  # keys of a sequence too long to change them all
 
 
@@ -43,6 +44,16 @@ def informative_cuts(length: int, count: int) -> list[int]:
     borders = dict.fromkeys(start - 1 for block in blocks for start in range(block, length, 2 * block))
     half = list(borders)[: count // 2]
     return sorted({*half, *even_cuts(length, count - len(half))})
+
+
+def longer_lengths(context: AuditContext) -> list[int]:
+    """Lengths beyond the audit's own at which something may begin: powers of two, and bounds that a config names."""
+    config = getattr(context.probe.module, "config", None)
+    bounds = (getattr(config, name, None) for name in ("sliding_window", "window_size", "attention_chunk_size"))
+    named = {bound + 1 for bound in bounds if isinstance(bound, int) and not isinstance(bound, bool)}
+    longest = min(context.probe.max_length or _LONGEST, _LONGEST, context.most_tokens // 4)
+    lengths = sorted(length for length in {33, 65, 129, *named} if context.length < length <= longest)
+    return [length for length in lengths if context.takes(Batch.from_rows([context.tokens(length)]))]
 
 
 class Perturbations:

@@ -79,9 +79,10 @@ class TargetRun:
             self._plain[key] = answer.clone()  # a target may write into what it handed out
         return self._plain[key]
 
-    def alone(self, tokens: Sequence[int]) -> Tensor:
-        """``[T, V]`` of one row without company, padding or a cache; run once."""
-        return self.plain(Batch.from_rows([tokens]))[0]
+    def alone(self, tokens: Sequence[int], sources: Batch | None = None, row: int = 0) -> Tensor:
+        """``[T, V]`` of one row without company, padding or a cache; run once. Its source is that of a ``row``."""
+        batch = Batch.from_rows([tokens])
+        return self.plain(batch if sources is None else batch.replace(source=sources.row(row)))[0]
 
     def differentiable(self, batch: Batch) -> Tensor:
         """``[B, T, V]``, with a graph where gradients are enabled."""

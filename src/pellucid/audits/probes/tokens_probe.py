@@ -29,7 +29,7 @@ from pellucid.audits.probes.outputs import (
 from pellucid.batch import Batch
 from pellucid.errors import ArgumentError, ShapeError, one_line
 from pellucid.probe import Capability, Probe, Visibility, embeddings_replaced
-from pellucid.visibility import causal
+from pellucid.visibility import causal, full
 
 _LENGTHS = (2, 8, 16, 24, 32, 64)  # tokens of the first call, tried in this order
 _VECTORS = 32  # different vectors where a target takes no tokens
@@ -39,9 +39,9 @@ class TokensProbe(Probe):
     """Any ``forward(tokens) -> logits`` ``[B, T] -> [B, T, V]``: a module or a plain function.
 
     Logits may also be one of several outputs: the one called ``logits``, or the first tensor of three dimensions; one
-    number for each token will do. A module that takes vectors in place of tokens is given 32 random ones, one for each
-    token of a vocabulary of their own. Where the target takes ``labels``, ``targets`` or ``y`` and returns a loss for
-    them, the loss is audited too.
+    number for each token will do, and so will one output ``[B, C]`` for each row, as classifiers have. A module that
+    takes vectors in place of tokens is given 32 random ones, one for each token of a vocabulary of their own. Where the
+    target takes ``labels``, ``targets`` or ``y`` and returns a loss for them, the loss is audited too.
 
     Taken for causal unless ``rules`` declare what it is: one for each layer, or one for all. Layers are found where
     they stand in one ``ModuleList``; where they cannot be, one rule is the whole model's. Positions, padding and
@@ -68,6 +68,8 @@ class TokensProbe(Probe):
         needed = self._label_name is not None and parameters[self._label_name].default is inspect.Parameter.empty
         self._always, self._labels = self._label_name if needed else None, None
         self._vectors: Tensor | None = None
+        self.pooled, self._undeclared = False, rules is None
+        """Whether there is one output for a whole row, which then stands at each of its tokens."""
         self._embedding, seen = self._first_call(vocab_size is not None)
         self.vocab_size = seen if vocab_size is None else vocab_size
         if len(self.rules) == 1 and self.vocab_size:
@@ -110,6 +112,8 @@ class TokensProbe(Probe):
     def notes(self) -> str:
         """What was found out about how it is called."""
         found = [] if self._labels is None else [self._labels.describe()]
+        if self.pooled:
+            found.append("its one output for each row is compared, so who sees whom within a row is not")
         if self._vectors is not None:
             found.append(f"its inputs are taken to be vectors of {self._vectors.shape[1]} numbers")
         return "; ".join(found)
@@ -144,8 +148,11 @@ class TokensProbe(Probe):
             kwargs.setdefault(self._always, input.clone())
         result = self.target(input, **kwargs)
         logits = logits_in(result, tuple(input.shape[:2]))
-        if logits is not None and logits.is_floating_point() and logits.shape == input.shape[:2]:
-            return logits[..., None]  # one number for each token
+        rows, slots = input.shape[:2]
+        if self.pooled and logits is not None and logits.dim() < 3:
+            logits = logits.reshape(rows, 1, -1).expand(-1, slots, -1)
+        elif logits is not None and logits.is_floating_point() and logits.shape == (rows, slots):
+            logits = logits[..., None]  # one number for each token
         if logits is None:
             raise ShapeError(
                 f"{self.name} returned {describe_output(result)}; an audit needs logits [rows, slots, vocabulary], "
@@ -192,7 +199,7 @@ class TokensProbe(Probe):
             return None, size
         name = readers.pop()
         rows = tables[name].num_embeddings
-        return name, rows if size == 1 else min(size, rows)
+        return name, rows if size == 1 or self.pooled else min(size, rows)
 
     def _takes_vectors(self) -> bool:
         """Whether it takes vectors as long as one of its first parts does: a series of numbers, or hidden states."""
@@ -222,6 +229,15 @@ class TokensProbe(Probe):
                 logits = self._call(tokens_BT, **self._required_kwargs(tokens_BT))
             if logits.shape[:2] != tokens_BT.shape:
                 self._always = None
+        if logits.dim() == 3 and logits.shape[2] == 1:  # one for each token, or two for the row
+            with suppress(Exception, SystemExit):
+                longer_BT = torch.cat([tokens_BT, tokens_BT], 1)
+                longer = self._call(longer_BT, **self._required_kwargs(longer_BT))
+                logits = longer if longer.dim() == 2 else logits
+        one_a_row = logits.dim() == 2 and logits.shape[0] == rows and not self._is_vocabulary(logits.shape[1])
+        if one_a_row and self._undeclared:
+            self.pooled, self.rules, self.shift_allowed = True, (full(),), True
+            return logits.shape[1]
         if logits.dim() != 3 or logits.shape[:2] != tokens_BT.shape:
             hint = shape_hint(tuple(logits.shape), rows, slots) or "wrap the call in a function that returns these"
             raise _WrongShapeError(
@@ -229,6 +245,12 @@ class TokensProbe(Probe):
                 f"[{rows}, {slots}, vocabulary]; {hint}"
             )
         return logits.shape[-1]
+
+    def _is_vocabulary(self, size: int) -> bool:
+        """Whether so many outputs are scores of tokens, those of one slot only."""
+        modules = () if self.module is None else self.module.modules()
+        tables = [part.num_embeddings for part in modules if isinstance(part, nn.Embedding)]
+        return size in tables or not tables
 
     def _refuse_swapped_axes(self) -> None:
         """A target that reads ``[slots, rows]`` takes the rows for a text, and each slot for a row of its own."""
