@@ -110,7 +110,7 @@ def test_the_page_of_the_python_interface_is_fresh_and_whole() -> None:
     page = build.API.read_text(encoding="utf-8")
     assert page == build.api_page(), "run: make docs"
     assert build._beside("api_page").gaps() == []
-    assert "Raises `CheckpointError`" in page
+    assert re.search(r"^Raises .*`CheckpointError`", page, re.MULTILINE)
 
 
 def test_the_examples_in_the_help_parse() -> None:

@@ -10,8 +10,8 @@ _SINGLE = "the last single distance and the first bucket that grows are numbered
 _FOUND = "the greatest distance reaches every bucket, so that the search ends before what stands behind it"
 
 EQUIVALENT: dict[str, str] = {
-    "nn/backends/varlen.py _pieces: start > done -> start >= done": _EMPTY_PIECE,
-    "nn/backends/varlen.py _pieces: done < layout.rows * layout.slots"
+    "nn/backends/sdpa.py _pieces: start > done -> start >= done": _EMPTY_PIECE,
+    "nn/backends/sdpa.py _pieces: done < layout.rows * layout.slots"
     " -> done <= layout.rows * layout.slots": _EMPTY_PIECE,
     "nn/backends/sdpa.py infer_is_causal: key.slots - 1 -> key.slots + 1": _LONGER,
     "nn/backends/sdpa.py infer_is_causal: is_plain_causal(rule, length) or is_plain_causal(rule, key.slots)"

@@ -287,7 +287,7 @@ def test_a_given_mask_is_obeyed():
 
 def test_choice_follows_the_layout():
     def chosen(tokens, rule=None, **asked):
-        q = torch.zeros(*tokens.shape, 1, 1)
+        q = torch.zeros(*tokens.shape, 4, 16)
         return choose(AttentionInputs(q, q, q, rule or causal(), tokens, tokens, None, None, AttentionOptions(**asked)))
 
     full = Coordinates.range(256, 4)

@@ -2,13 +2,14 @@
 
 import importlib
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from pellucid.errors import ShapeError, UnsupportedError
 from pellucid.nn.attend import AttentionOptions, attend, choose
-from pellucid.nn.backends import sdpa, varlen
+from pellucid.nn.backends import sdpa
 from pellucid.nn.backends.inputs import AttentionInputs, replace_nonfinite
 from pellucid.visibility import (
     Coordinates,
@@ -168,7 +169,7 @@ def test_documents_in_pieces_whose_positions_go_back_and_on(rule):
     groups = torch.tensor([[1, 1, 0, 1, 2, 2, 2]] * 3)
     places = Coordinates(positions, segments, groups)
     assert_as_the_reference(places, places, rule)
-    plan = varlen._plan(places, places)
+    plan = sdpa._plan(places, places)
     for piece in plan.coordinates.values():
         assert piece.layout == Layout.of(piece.positions, piece.segments)
 
@@ -178,8 +179,8 @@ def test_documents_in_pieces_whose_positions_go_back_and_on(rule):
 
 def test_documents_are_cut_where_that_is_less_work():
     """Two documents of n: 2 n² pairs and two calls, against (2 n)² pairs; at a tie one call is as good."""
-    tie = math.isqrt(varlen._PAIRS_PER_CALL)
-    assert tie**2 == varlen._PAIRS_PER_CALL
+    tie = math.isqrt(sdpa._PAIR_FEATURES_PER_CALL // 32)  # four heads of eight features
+    assert tie**2 * 32 == sdpa._PAIR_FEATURES_PER_CALL
 
     def chosen(length, rule=None, rows=1, **words):
         places = halves(length, rows)
@@ -188,6 +189,12 @@ def test_documents_are_cut_where_that_is_less_work():
     assert chosen(tie) == "sdpa"
     assert chosen(tie + 1) == "varlen"
     assert chosen(tie + 1, rows=3) == "varlen"
+    assert chosen(tie // 2 + 1) == "sdpa"
+    several = halves(tie // 2 + 1)
+    assert choose(asked(several, several, causal(), heads=16)) == "varlen", "more heads make each pair dearer"
+    faraway = asked(halves(tie + 1), halves(tie + 1), causal())
+    faraway = replace(faraway, k_coords=faraway.q_coords, q=faraway.q.to("meta"))
+    assert choose(faraway) == "sdpa", "elsewhere pairs are cheaper"
     assert chosen(tie + 1, bias=torch.zeros(1, 1, 2 * tie + 2, 2 * tie + 2)) == "sdpa"
     assert chosen(tie + 1, sink_logits=torch.zeros(4)) == "reference"
     assert choose(asked(halves(tie + 1), halves(tie + 1), causal())) == "sdpa"  # keys of their own
@@ -197,7 +204,7 @@ def test_documents_are_cut_where_that_is_less_work():
 
 def test_a_given_mask_is_never_cut():
     """Groups or none, alone or as a part of a rule: ``auto`` finds a kernel that can."""
-    n = math.isqrt(varlen._PAIRS_PER_CALL) + 1
+    n = math.isqrt(sdpa._PAIR_FEATURES_PER_CALL // 32) + 1
     row = halves(n)
     mask = from_visible(torch.ones(2 * n, 2 * n, dtype=torch.bool).tril(-1))
     for groups in (None, torch.ones_like(row.segments)):

@@ -18,7 +18,7 @@ from pellucid.records import Curve, Curves, Figure, Flow, Table, TokenView
 from pellucid.reports import page_html, write_page
 from pellucid.reports.page.curves import tick, ticks
 from pellucid.reports.page.matrices import MOST, difference
-from pellucid.reports.page.token_text import SYMBOLS, name_of, pieces, shown
+from pellucid.reports.page.text import SYMBOLS, name_of, pieces, shown
 
 HOSTILE = (
     "</script><script>document.title='run'</script>",

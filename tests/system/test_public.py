@@ -10,7 +10,7 @@ import torch
 import pellucid
 from helpers.tiny import tiny_model
 from pellucid.data import Batch
-from pellucid.nn.backends import reference, sdpa, varlen
+from pellucid.nn.backends import reference, sdpa
 
 
 def test_the_top_level_is_small_and_sorted():
@@ -33,7 +33,7 @@ def test_starting_does_not_load_torch(code):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(("backend", "module"), [("reference", reference), ("sdpa", sdpa), ("varlen", varlen)])
+@pytest.mark.parametrize(("backend", "module"), [("reference", reference), ("sdpa", sdpa), ("varlen", sdpa)])
 def test_five_frames_from_the_model_to_the_kernel(backend, module, monkeypatch):
     """A newcomer steps from ``model(batch)`` to the kernel through at most five functions of ours."""
     model = tiny_model(backend=backend)

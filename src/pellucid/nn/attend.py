@@ -14,7 +14,7 @@ import torch
 from torch._C import DispatchKey
 
 from pellucid.errors import ShapeError, UnsupportedError
-from pellucid.nn.backends import reference, sdpa, varlen
+from pellucid.nn.backends import reference, sdpa
 from pellucid.nn.backends.inputs import AttentionInputs, AttentionOptions, Backend, with_finite_inputs
 from pellucid.shapes import Bool, Float, Tensor, broadcasts_to
 from pellucid.visibility import Coordinates, Rule, parse
@@ -22,7 +22,7 @@ from pellucid.visibility import Coordinates, Rule, parse
 __all__ = ["BACKENDS", "AttentionOptions", "Backend", "attend", "choose", "probabilities"]
 
 BACKENDS: tuple[str, ...] = get_args(Backend)
-_BACKENDS = {"reference": reference.attend, "sdpa": sdpa.attend, "varlen": varlen.attend}
+_BACKENDS = {"reference": reference.attend, "sdpa": sdpa.attend, "varlen": sdpa.attend_varlen}
 
 
 def attend(
@@ -79,7 +79,7 @@ def choose(call: AttentionInputs) -> str:
     """The fastest backend that supports the call, from layout facts alone."""
     if sdpa.unsupported_reason(call):
         return "reference"
-    if varlen.unsupported_reason(call) is None and varlen.is_profitable(call):
+    if sdpa.varlen_unsupported_reason(call) is None and sdpa.varlen_is_profitable(call):
         return "varlen"
     return "sdpa"
 

@@ -6,7 +6,7 @@ import hashlib
 import io
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import accumulate
@@ -73,7 +73,9 @@ class Panel:
 
     def kind(self, query: int, key: int) -> str:
         """What a visible key is to its query."""
-        return "source" if self.part == "cross" else kind(query, key)
+        if self.part == "cross":
+            return "source"
+        return "itself" if query == key else "past" if key < query else "ahead"
 
 
 def mask_panels(
@@ -99,9 +101,15 @@ def mask_panels(
         )
     if groups is not None and len(groups) != total:
         raise ArgumentError(f"{len(groups)} groups for {total} tokens; give one group a token")
-    where = _coordinates(documents, groups)
+    positions = [position for length in documents for position in range(length)]
+    segments = [number for number, length in enumerate(documents, 1) for _ in range(length)]
+    group = None if groups is None else torch.tensor([list(groups)])
+    where = Coordinates(torch.tensor([positions]), torch.tensor([segments]), group)
+    layers_of: dict[str, list[int]] = {}
+    for layer, rule in enumerate(rules):
+        layers_of.setdefault(rule.describe(), []).append(layer)
     panels = []
-    for text, layers in _by_rule(rules).items():
+    for text, layers in layers_of.items():
         visible = rules[layers[0]].mask(where, where)[0, 0].tolist()
         shown = tuple(layers) if layered else ()
         panels.append(Panel(text, shown, tuple(documents), tuple(map(tuple, visible)), part))
@@ -113,7 +121,9 @@ def mask_figure(panels: Sequence[Panel], *, title: str = "Who may see whom") -> 
 
     The picture has a title and a description for screen readers, and its words are text.
     """
-    caption = "; ".join(_sentence(panel) for panel in panels)
+    caption = "; ".join(
+        f"{f'{panel.heading}: ' if panel.layers else ''}{panel.rule}, {panel.summary}" for panel in panels
+    )
     text = _rendered(panels, title, "svg").decode()
     text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
     text = text.replace('<g id="panel', '<g shape-rendering="crispEdges" id="panel')  # no seams between the cells
@@ -130,25 +140,6 @@ def mask_png(panels: Sequence[Panel], *, title: str = "Who may see whom") -> byt
     return _rendered(panels, title, "png")
 
 
-def _sentence(panel: Panel) -> str:
-    layers = f"{panel.heading}: " if panel.layers else ""
-    return f"{layers}{panel.rule}, {panel.summary}"
-
-
-def _coordinates(documents: Sequence[int], groups: Sequence[int] | None) -> Coordinates:
-    positions = [position for length in documents for position in range(length)]
-    segments = [number for number, length in enumerate(documents, 1) for _ in range(length)]
-    group = None if groups is None else torch.tensor([list(groups)])
-    return Coordinates(torch.tensor([positions]), torch.tensor([segments]), group)
-
-
-def _by_rule(rules: Sequence[Rule]) -> dict[str, list[int]]:
-    result: dict[str, list[int]] = {}
-    for layer, rule in enumerate(rules):
-        result.setdefault(rule.describe(), []).append(layer)
-    return result
-
-
 def _ranges(numbers: Sequence[int]) -> str:
     """``0–2, 5``."""
     runs: list[list[int]] = []
@@ -158,23 +149,6 @@ def _ranges(numbers: Sequence[int]) -> str:
         else:
             runs.append([number])
     return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
-
-
-def kind(query: int, key: int) -> str:
-    """What a visible key is to its query."""
-    return "itself" if query == key else "past" if key < query else "ahead"
-
-
-def kinds(panels: Iterable[Panel]) -> list[str]:
-    """What is to be seen in ``panels``, in the order of :data:`COLORS`."""
-    seen = {
-        panel.kind(query, key)
-        for panel in panels
-        for query, row in enumerate(panel.visible)
-        for key, sees in enumerate(row)
-        if sees
-    }
-    return [name for name in COLORS if name in seen or name == "hidden"]
 
 
 # ------------------------------------------------------------------------------------------------- drawing
@@ -204,7 +178,8 @@ def _drawn(panels: Sequence[Panel], title: str) -> Canvas:
         _draw_panel(axis, panel, number)
     for axis in axes[len(panels) :]:
         axis.axis("off")
-    patches = [Patch(facecolor=COLORS[name], edgecolor=_LINE, label=name) for name in kinds(panels)]
+    seen = {"hidden", *(name for panel in panels for name in _cells(panel))}
+    patches = [Patch(facecolor=COLORS[name], edgecolor=_LINE, label=name) for name in COLORS if name in seen]
     canvas.legend(handles=patches, loc="outside lower center", ncols=len(patches), frameon=False, labelcolor=_FAINT)
     return canvas
 

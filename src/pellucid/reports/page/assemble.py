@@ -1,6 +1,6 @@
 """Records to one HTML file: template, style and script, each allowed by its hash and nothing else.
 
-Every text goes through :func:`~pellucid.reports.page.token_text.shown` and the template's escaping; SVG that a
+Every text goes through :func:`~pellucid.reports.page.text.shown` and the template's escaping; SVG that a
 :class:`~pellucid.records.Figure` brings along is shown as an image, in which nothing can run; numbers for the
 script travel as JSON in which no character can end the element.
 """
@@ -25,8 +25,7 @@ from pellucid.files import replace_file
 from pellucid.records import SEVERITY, Cell, Curves, Figure, Flow, Table, TokenView
 from pellucid.reports.page.curves import curves_block
 from pellucid.reports.page.matrices import flow_block
-from pellucid.reports.page.token_text import SYMBOLS, cell, shown, word
-from pellucid.reports.page.tokens import tokens_block
+from pellucid.reports.page.text import SYMBOLS, cell, shown, tokens_block
 
 Record = Table | Figure | Flow | TokenView | Curves | str
 Section = tuple[str, Sequence[Record]]
@@ -109,7 +108,7 @@ def _is_number(value: Cell) -> bool:
 
 
 def _badge(status: str) -> Block:
-    return {"status": status, "word": word(status), "symbol": SYMBOLS[status]}
+    return {"status": status, "word": status.replace("_", " "), "symbol": SYMBOLS[status]}
 
 
 def _figure_block(figure: Figure) -> Block:

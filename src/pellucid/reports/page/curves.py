@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from markupsafe import Markup, escape
 
 from pellucid.records import Curve, Curves
-from pellucid.reports.page.token_text import cell, shown
+from pellucid.reports.page.text import cell, shown
 
 _WIDTH, _HEIGHT = 420, 240
 _LEFT, _RIGHT, _TOP, _BOTTOM = 50, 12, 12, 38
@@ -35,7 +35,7 @@ class _Scale(NamedTuple):
 
 
 def curves_block(record: Curves) -> Mapping[str, Any]:
-    """What the template needs to show ``record``."""
+    """The template's values for ``record``."""
     series = [_points(curve, record.log) for curve in record.curves]
     legend = [
         {"name": curve.name, "colour": index % _COLOURS, "last": cell(float(points[-1][1])) if points else "no value"}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from markupsafe import Markup
 
 from pellucid.records import Flow, has_moved
-from pellucid.reports.page.token_text import name_of
+from pellucid.reports.page.text import name_of
 
 MOST = 64
 """The most queries, and the most keys, that are drawn."""
@@ -19,26 +20,26 @@ _LISTED = 8
 
 
 def flow_block(flow: Flow) -> Mapping[str, Any]:
-    """What the template needs to show ``flow``."""
+    """The template's values for ``flow``."""
     queries, keys, note = _drawn(flow)
-    kinds = {
-        "may see": [["may" if flow.declared[q][k] else "" for k in keys] for q in queries],
-        "does see": _strengths(flow, queries, keys),
-        "difference": [[difference(flow, q, k) for k in keys] for q in queries],
-    }
     counts = _counts(flow)
-    captions = {
-        "may see": f"{counts['seen'] + counts['quiet'] + counts['untried may']} pairs",
-        "does see": f"{counts['seen'] + counts['leak']} pairs",
-        "difference": f"{counts['leak']} leaks" if counts["leak"] != 1 else "1 leak",
-    }
-    panels = [{"title": title, "svg": _svg(grid, title, queries, keys)} for title, grid in kinds.items()]
+    may = [["may" if flow.declared[q][k] else "" for k in keys] for q in queries]
+    differs = [[difference(flow, q, k) for k in keys] for q in queries]
+    panels = [
+        ("may see", may, f"{counts['seen'] + counts['quiet'] + counts['untried may']} pairs"),
+        ("does see", _strengths(flow, queries, keys), f"{counts['seen'] + counts['leak']} pairs"),
+        ("difference", differs, "1 leak" if counts["leak"] == 1 else f"{counts['leak']} leaks"),
+    ]
     return {
         "kind": "flow",
         "title": flow.title,
-        "panels": [{**panel, "said": captions[str(panel["title"])]} for panel in panels],
+        "panels": [
+            {"title": t, "svg": _svg(grid, t, queries, keys), "caption": caption} for t, grid, caption in panels
+        ],
         "summary": _summary(counts),
-        "leaks": _leaks(flow),
+        "leaks": [
+            f"query {q}{_named(flow.queries, q)} sees key {k}{_named(flow.keys, k)}" for q, k in flow.leaks[:_LISTED]
+        ],
         "more": max(0, counts["leak"] - _LISTED),
         "untried": counts["untried"] + counts["untried may"],
         "quiet": counts["quiet"],
@@ -74,11 +75,6 @@ def _summary(counts: Mapping[str, int]) -> str:
     leaks = counts["leak"]
     parts.append(f"{leaks:,} see what they must not" if leaks > 1 else f"{leaks or 'none'} sees what it must not")
     return "; ".join(parts) + "."
-
-
-def _leaks(flow: Flow) -> list[str]:
-    """The first leaks, in words."""
-    return [f"query {q}{_named(flow.queries, q)} sees key {k}{_named(flow.keys, k)}" for q, k in flow.leaks[:_LISTED]]
 
 
 def _named(names: Sequence[str], index: int) -> str:
@@ -155,12 +151,11 @@ def _svg(grid: list[list[str]], title: str, queries: Sequence[int], keys: Sequen
 
 def _runs(kinds: Sequence[str]) -> list[tuple[str, int, int]]:
     """Neighbours of one kind as (kind, start, stop), those of no kind left out."""
-    runs: list[tuple[str, int, int]] = []
-    for index, kind in enumerate(kinds):
-        if kind and runs and runs[-1][0] == kind and runs[-1][2] == index:
-            runs[-1] = (kind, runs[-1][1], index + 1)
-        elif kind:
-            runs.append((kind, index, index + 1))
+    runs, stop = [], 0
+    for kind, group in groupby(kinds):
+        start, stop = stop, stop + len(list(group))
+        if kind:
+            runs.append((kind, start, stop))
     return runs
 
 
