@@ -9,8 +9,8 @@ __all__ = ["did_you_mean", "either", "join_some", "nearest", "printable", "repr_
 
 
 def repr_short(value: object, most: int = 80) -> str:
-    """``repr(value)``, cut to ``most`` characters."""
-    text = repr(value)
+    """``repr(value)`` on one line, cut to ``most`` characters."""
+    text = " ".join(repr(value).split()) if "\n" in repr(value) else repr(value)
     return text if len(text) <= most else text[: most - 3] + "…" + text[-1]
 
 

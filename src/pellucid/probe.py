@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from pellucid.batch import Batch, Side
@@ -145,3 +146,16 @@ def embeddings_replaced(embedding: nn.Module, embeddings_BTD: Tensor | None) -> 
         yield
     finally:
         handle.remove()
+
+
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """While inside, ``model`` is in eval mode and has no gradients; afterwards every part is in its own mode again."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode

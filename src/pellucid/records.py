@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal, get_args
 
 from pellucid.errors import ArgumentError, ShapeError
@@ -25,8 +25,17 @@ SEVERITY: dict[str, int] = {"not_applicable": 0, "pass": 1, "fragile": 2, "error
 """Statuses from harmless to worst: the verdict over several findings is the worst of them."""
 
 
+class AsDict:
+    """Base of the records below."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data that JSON can hold."""
+        found: dict[str, Any] = plain(self)
+        return found
+
+
 @dataclass(frozen=True)
-class Location:
+class Location(AsDict):
     """The first place that is wrong: slots of the request that the finding's case describes.
 
     ``key`` is the slot that must not (or must) be seen by ``query``; it lies in ``key_row`` when that is
@@ -46,12 +55,9 @@ class Location:
             parts.append(f"key {self.key}" + ("" if self.key_row is None else f" of row {self.key_row}"))
         return ", ".join(parts)
 
-    def to_dict(self) -> dict[str, int | None]:
-        return {"row": self.row, "query": self.query, "key": self.key, "key_row": self.key_row}
-
 
 @dataclass(frozen=True)
-class Finding:
+class Finding(AsDict):
     """One answer of one check.
 
     ``pass``            what must hold, held
@@ -81,17 +87,6 @@ class Finding:
         """Whether this finding fails an audit."""
         return self.status in ("leak", "error")
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "check": self.check,
-            "case": self.case,
-            "status": self.status,
-            "message": self.message,
-            "where": None if self.where is None else self.where.to_dict(),
-            "size": number(self.size),
-            "decided": self.decided,
-        }
-
 
 def worst(findings: tuple[Finding, ...]) -> Status:
     """The verdict over several findings."""
@@ -99,7 +94,7 @@ def worst(findings: tuple[Finding, ...]) -> Status:
 
 
 @dataclass(frozen=True)
-class Table:
+class Table(AsDict):
     """Rows of plain cells under named columns."""
 
     title: str
@@ -114,25 +109,18 @@ class Table:
                     f"{len(self.columns)} columns; give one cell a column"
                 )
 
-    def to_dict(self) -> dict[str, Any]:
-        rows = [[number(cell) if isinstance(cell, float) else cell for cell in row] for row in self.rows]
-        return {"title": self.title, "columns": list(self.columns), "rows": rows}
-
 
 @dataclass(frozen=True)
-class Figure:
+class Figure(AsDict):
     """A picture as self-contained SVG."""
 
     title: str
     svg: str
     caption: str = ""
 
-    def to_dict(self) -> dict[str, str]:
-        return {"title": self.title, "svg": self.svg, "caption": self.caption}
-
 
 @dataclass(frozen=True)
-class Flow:
+class Flow(AsDict):
     """Who may see whom (``declared``) beside who really does (``measured``), over the slots of one request.
 
     Rows are queries, columns keys; ``queries`` and ``keys`` name them (empty: they are numbered).
@@ -165,19 +153,9 @@ class Flow:
             if has_moved(size) and not sees
         ]
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "title": self.title,
-            "declared": [list(row) for row in self.declared],
-            "measured": [[number(size) for size in row] for row in self.measured],
-            "queries": list(self.queries),
-            "keys": list(self.keys),
-            "note": self.note,
-        }
-
 
 @dataclass(frozen=True)
-class TokenView:
+class TokenView(AsDict):
     """A sample text, token by token.
 
     ``may_see`` is what may reach each token through all layers; ``attention`` holds ``[layer][head][query][key]``
@@ -217,24 +195,9 @@ class TokenView:
                 f"layers {what} names {len(self.layers)} of {len(self.attention)} layers; name all or none"
             )
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "title": self.title,
-            "tokens": list(self.tokens),
-            "may_see": [list(row) for row in self.may_see],
-            "attention": [
-                [[[number(weight) for weight in row] for row in weights] for weights in heads]
-                for heads in self.attention
-            ],
-            "moved": [[number(size) for size in row] for row in self.moved],
-            "layers": list(self.layers),
-            "measure": self.measure,
-            "note": self.note,
-        }
-
 
 @dataclass(frozen=True)
-class Curve:
+class Curve(AsDict):
     """One named series; points that are not finite are gaps."""
 
     name: str
@@ -245,12 +208,9 @@ class Curve:
         if len(self.x) != len(self.y):
             raise ShapeError(f"curve {self.name!r} has {len(self.x)} x but {len(self.y)} y; give one y an x")
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"name": self.name, "x": [number(x) for x in self.x], "y": [number(y) for y in self.y]}
-
 
 @dataclass(frozen=True)
-class Curves:
+class Curves(AsDict):
     """Series over one axis; ``log`` draws y on a logarithmic scale."""
 
     title: str
@@ -259,16 +219,6 @@ class Curves:
     y_label: str = ""
     log: bool = False
     caption: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "title": self.title,
-            "curves": [curve.to_dict() for curve in self.curves],
-            "x_label": self.x_label,
-            "y_label": self.y_label,
-            "log": self.log,
-            "caption": self.caption,
-        }
 
 
 def has_moved(size: float | None) -> bool:
@@ -286,3 +236,12 @@ def _refuse_shape(name: str, matrix: Sequence[Sequence[Any]], rows: int, columns
 def number(value: float | None) -> float | str | None:
     """A float as JSON can hold it: what is not finite becomes its name."""
     return value if value is None or math.isfinite(value) else str(value)
+
+
+def plain(value: Any) -> Any:
+    """Records, lists and numbers as JSON can hold them."""
+    if is_dataclass(value):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, list | tuple):
+        return [plain(entry) for entry in value]
+    return number(value) if isinstance(value, float) else value

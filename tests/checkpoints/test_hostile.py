@@ -17,7 +17,7 @@ from helpers.tiny import tiny_config, tiny_model
 from pellucid.checkpoints import load, save, verify
 from pellucid.checkpoints.contract import CONTRACT
 from pellucid.checkpoints.weights import WEIGHTS
-from pellucid.errors import CheckpointError, InputError
+from pellucid.errors import ArgumentError, CheckpointError, InputError
 
 
 @pytest.fixture(scope="module")
@@ -261,5 +261,5 @@ def test_a_path_that_leads_nowhere_is_one_line(tmp_path: Path, path: str, monkey
 
 
 def test_a_level_that_is_none_is_refused(saved: Path) -> None:
-    with pytest.raises(CheckpointError, match="check is 'full'; choose one of headers, digests, witness"):
+    with pytest.raises(ArgumentError, match="check is 'full'; choose one of headers, digests, witness"):
         load(saved, check="full")  # type: ignore[arg-type]

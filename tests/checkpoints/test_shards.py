@@ -16,7 +16,7 @@ from pellucid.batch import Batch
 from pellucid.checkpoints import MismatchError, load, save, verify
 from pellucid.checkpoints.contract import CONTRACT
 from pellucid.checkpoints.weights import INDEX, WEIGHTS, read_weights
-from pellucid.errors import CheckpointError
+from pellucid.errors import ArgumentError, CheckpointError
 from pellucid.models import build
 
 BATCH = Batch.from_rows([[5, 8, 2], [7]])
@@ -95,7 +95,7 @@ def test_shards_are_mapped_and_read_one_tensor_at_a_time(sharded: Path) -> None:
 @pytest.mark.parametrize("most", [0, -1, "x", True, 1.5, "20_000"])
 @pytest.mark.usefixtures("our_checks_only")
 def test_a_size_that_is_none_is_refused(tmp_path: Path, most: Any) -> None:
-    with pytest.raises(CheckpointError, match=r"max_shard_bytes is .*, but must be a whole number of at least 1"):
+    with pytest.raises(ArgumentError, match=r"max_shard_bytes is .*, but must be a whole number of at least 1"):
         save(tmp_path / "a", tiny_model(), max_shard_bytes=most)
     assert os.listdir(tmp_path) == []
 

@@ -25,7 +25,7 @@ from pellucid.checkpoints.loading import TOKENIZER
 from pellucid.checkpoints.tensors import LoadError, stored_tensors
 from pellucid.checkpoints.weights import WEIGHTS, write_tensors
 from pellucid.data.tokenizer import Tokenizer
-from pellucid.errors import CheckpointError, InputError
+from pellucid.errors import ArgumentError, CheckpointError, InputError
 from pellucid.models.build import build
 from pellucid.models.config import ModelConfig
 from pellucid.models.model import Decoder
@@ -455,5 +455,5 @@ def test_a_folder_can_be_saved_with_digests_only(tmp_path: Path) -> None:
     data[-1] ^= 1
     (tmp_path / "a" / WEIGHTS).write_bytes(data)
     assert "SHA-256" in verify(tmp_path / "a").problem
-    with pytest.raises(CheckpointError, match="prove is 'nothing'; choose witness or digests"):
+    with pytest.raises(ArgumentError, match="prove is 'nothing'; choose witness or digests"):
         save(tmp_path / "b", model, prove="nothing")  # type: ignore[arg-type]

@@ -36,11 +36,11 @@ from pellucid.checkpoints.tensors import (
     matching_model,
     stored_tensors,
 )
-from pellucid.checkpoints.weights import DTYPES, Weights, dtype_name, read_weights
+from pellucid.checkpoints.weights import DTYPES, Weights, read_weights
 from pellucid.checkpoints.witness import Difference, check_witness
 from pellucid.data.chat import ChatTemplate
 from pellucid.data.tokenizer import Tokenizer
-from pellucid.errors import CheckpointError
+from pellucid.errors import ArgumentError, CheckpointError
 from pellucid.messages import printable, repr_short
 from pellucid.models.build import why_unusable
 from pellucid.models.model import Model
@@ -91,10 +91,11 @@ def load(
             headers that still fit are loaded as they are.
 
     Raises:
+        ArgumentError: an argument is none of these.
         LoadError: a tensor is missing, surplus, or of another shape or dtype; ``error.report`` names all.
         WitnessError: the outputs are not those that the model had.
         MismatchError: the folder is not what its contract says in another way; the base of these two.
-        CheckpointError: the folder is incomplete or damaged; the base of all.
+        CheckpointError: the folder is incomplete or damaged; the base of these three.
     """
     kind, place = _float_type(dtype), _usable_device(device)
     folder = open_folder(path, kind)
@@ -147,7 +148,7 @@ class Folder:
             MismatchError: something is not as the contract says.
         """
         if level not in LEVELS:
-            raise CheckpointError(f"check is {level!r}; choose one of {', '.join(LEVELS)}")
+            raise ArgumentError(f"check is {level!r}; choose one of {', '.join(LEVELS)}")
         if not self.report.complete:
             raise LoadError(self.path, self.report)
         model = matching_model(self.path / CONTRACT, self.contract)
@@ -274,7 +275,9 @@ def _float_type(dtype: object) -> torch.dtype | None:
         return None
     found = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
     if not isinstance(found, torch.dtype) or found not in DTYPES.values():
-        raise CheckpointError(f"dtype is {_shown(dtype)}, but weights can be {', '.join(DTYPES)}; choose one of these")
+        raise ArgumentError(
+            f"dtype is {repr_short(dtype)}, but weights can be {', '.join(DTYPES)}; choose one of these"
+        )
     return found
 
 
@@ -285,19 +288,14 @@ def _usable_device(device: object) -> torch.device:
             raise TypeError(device)
         found = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise CheckpointError(
-            f"device is {_shown(device)}, but a device like 'cpu' or 'cuda:0' is wanted; leave it out for the CPU"
+        raise ArgumentError(
+            f"device is {repr_short(device)}, but a device like 'cpu' or 'cuda:0' is wanted; leave it out for the CPU"
         ) from error
     if found.type == "meta":
-        raise CheckpointError("device is 'meta', which holds no weights; build(config, device='meta') needs no folder")
+        raise ArgumentError("device is 'meta', which holds no weights; build(config, device='meta') needs no folder")
     if found.type != "cpu" and (reason := why_unusable(found)):
-        raise CheckpointError(f"device is {str(found)!r}, which cannot be used here: {reason}; choose cpu")
+        raise ArgumentError(f"device is {str(found)!r}, which cannot be used here: {reason}; choose cpu")
     return found
-
-
-def _shown(value: object) -> str:
-    """``value`` on one short line."""
-    return dtype_name(value) if isinstance(value, torch.dtype) else " ".join(repr_short(value, 60).split())
 
 
 def read_label_names(folder: Path, wanted: int | None) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from pellucid.checkpoints.weights import DTYPES, TensorSpec, dtype_name, write_w
 from pellucid.checkpoints.witness import live_witness
 from pellucid.data.chat import ChatTemplate
 from pellucid.data.tokenizer import Tokenizer
-from pellucid.errors import CheckpointError
+from pellucid.errors import ArgumentError, CheckpointError
 from pellucid.files import checked_path
 from pellucid.messages import repr_short
 from pellucid.models.config import ModelConfig
@@ -53,6 +53,7 @@ def save(
         write_more: Called with the unfinished folder, to write files of your own (a run's state) that appear with it.
 
     Raises:
+        ArgumentError: an argument is none of these.
         CheckpointError: the target exists, the disk refuses, or the model is not what its config describes.
     """
     template = _check_arguments(tokenizer, chat_template, max_shard_bytes, prove)
@@ -125,7 +126,7 @@ def _write_beside(
     if template is not None:
         (folder / TEMPLATE).write_bytes(template.text.encode("utf-8"))  # bytes: line ends stay as they are
     if tokenizer is not None:
-        tokenizer.save(folder / TOKENIZER)
+        (folder / TOKENIZER).write_bytes(tokenizer.to_json().encode())
     if labels:
         wanted = getattr(config.head, "num_labels", None)
         check_label_names("label_names", labels, wanted, "name each class of the model once")
@@ -139,27 +140,22 @@ def _check_arguments(
 ) -> ChatTemplate | None:
     """Refuse wrong arguments of :func:`save`; returns the chat template."""
     if prove not in ("witness", "digests"):
-        raise CheckpointError(f"prove is {_shown(prove)}; choose witness or digests")
+        raise ArgumentError(f"prove is {repr_short(prove)}; choose witness or digests")
     if max_shard_bytes is not None and (type(max_shard_bytes) is not int or max_shard_bytes < 1):
-        raise CheckpointError(
-            f"max_shard_bytes is {_shown(max_shard_bytes)}, but must be a whole number of at least 1; "
+        raise ArgumentError(
+            f"max_shard_bytes is {repr_short(max_shard_bytes)}, but must be a whole number of at least 1; "
             "leave it out for a single file"
         )
     if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
-        raise CheckpointError(
-            f"tokenizer is {_shown(tokenizer)}, but a pellucid.Tokenizer is wanted; "
+        raise ArgumentError(
+            f"tokenizer is {repr_short(tokenizer)}, but a pellucid.Tokenizer is wanted; "
             "Tokenizer.load reads a tokenizer.json"
         )
     if template is not None and not isinstance(template, ChatTemplate | str):
-        raise CheckpointError(
-            f"chat_template is {_shown(template)}, but a ChatTemplate or its text is wanted; "
+        raise ArgumentError(
+            f"chat_template is {repr_short(template)}, but a ChatTemplate or its text is wanted; "
             "ChatTemplate.load reads a file"
         )
     if template is not None and tokenizer is None:
-        raise CheckpointError("a chat template was given without the tokenizer whose tokens it writes; give both")
+        raise ArgumentError("a chat template was given without the tokenizer whose tokens it writes; give both")
     return ChatTemplate(template) if isinstance(template, str) else template
-
-
-def _shown(value: object) -> str:
-    """``value`` on one short line."""
-    return " ".join(repr_short(value, 60).split())

@@ -9,7 +9,6 @@ output by that much cannot be seen, and does not matter in float32 either.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -36,6 +35,7 @@ from pellucid.models.build import build
 from pellucid.models.config import ModelConfig
 from pellucid.models.model import Model
 from pellucid.nn.moe import Router
+from pellucid.probe import eval_mode
 
 LIVE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2, torch.bfloat16: 0.25, torch.float16: 0.25}
 """How far a model in memory, in its own dtype and on its own device, may be from the reference forward to be saved."""
@@ -151,7 +151,6 @@ def _text_differences(
         yield from (Difference(*parts, 0) for parts in compare_tokenizer(noted, tokenizer, template))
 
 
-@torch.no_grad()
 def check_live(model: nn.Module, config: ModelConfig, witness: Witness) -> None:
     """Refuse a model in memory whose forward is not the one that its config describes."""
     wanted = type(build(config, device="meta"))
@@ -163,7 +162,7 @@ def check_live(model: nn.Module, config: ModelConfig, witness: Witness) -> None:
     routes = any(isinstance(part, Router) for part in model.modules())
     # rounding sends single tokens to other experts in a narrow type; most of them stay
     worst = np.median if routes and model.dtype.itemsize < 4 else np.max
-    with _eval_mode(model), torch.autocast(model.device.type, enabled=False):
+    with eval_mode(model), torch.autocast(model.device.type, enabled=False):
         for name in ("plain", "padded", "packed", "far"):
             probe = witness.probes[name].probe
             found = random_projection(model, probe, hidden_states(model, probe)).numpy()
@@ -188,18 +187,6 @@ def _compare(model: Model, name: str, record: ProbeRecord, tolerance: float) -> 
         yield Difference(name, "count of targets", abs((count or 0) - (record.num_targets or 0)) or 1, 0)
     elif loss is not None and record.loss is not None:
         yield Difference(name, "loss", abs(loss - record.loss), abs(record.loss) * tolerance)
-
-
-@contextmanager
-def _eval_mode(model: nn.Module) -> Iterator[None]:
-    """``model`` in eval mode; afterwards every part is in its own mode again."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
 
 
 def _float32(value: float) -> float:

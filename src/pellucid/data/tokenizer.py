@@ -5,7 +5,6 @@ A thin class over ``tokenizers``; ``tokenizer.json`` is the file that everyone r
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -19,9 +18,20 @@ from typing import Any
 from tokenizers import Tokenizer as _Backend
 from tokenizers import decoders, pre_tokenizers
 
-from pellucid.data.records import lone_surrogate
-from pellucid.data.vocabulary import BEGIN, END, PAD, UNKNOWN, USUAL_NAMES, Kind, in_order, train_tokenizer
+from pellucid.data.records import check_utf8
+from pellucid.data.vocabulary import (
+    BEGIN,
+    END,
+    PAD,
+    UNKNOWN,
+    USUAL_NAMES,
+    Kind,
+    canonicalize,
+    in_order,
+    train_tokenizer,
+)
 from pellucid.errors import DataError, UnsupportedError
+from pellucid.files import replace_file
 from pellucid.messages import printable
 
 _LARGEST_FILE = 256 << 20
@@ -78,18 +88,12 @@ class Tokenizer:
 
         Equal texts give equal tokenizers, except for ``unigram``: its library sums in no fixed order.
         """
-        for name in special_tokens:
-            if len(pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(name)) < 2:
-                raise DataError(
-                    f"the special token {name!r} is spelt like ordinary text, which could forge it; "
-                    f"give it brackets, as in '<|{printable(name)}|>'"
-                )
         seen = 0
 
         def checked() -> Iterator[str]:
             nonlocal seen
             for text in texts:
-                seen += bool(_checked(text))
+                seen += bool(check_utf8(text, "the text cannot be encoded"))
                 yield text
 
         try:
@@ -150,7 +154,7 @@ class Tokenizer:
 
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
         """:meth:`encode` for many texts, on all cores; long texts are shared out too."""
-        pieces = [list(self._slices(_checked(text))) for text in texts]
+        pieces = [list(self._slices(check_utf8(text, "the text cannot be encoded"))) for text in texts]
         flat = [piece for slices in pieces for piece in slices]
         encoded = iter(self._backend.encode_batch_fast(flat, add_special_tokens=False))
         result = [list(chain.from_iterable(next(encoded).ids for _ in slices)) for slices in pieces]
@@ -161,7 +165,7 @@ class Tokenizer:
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """:meth:`encode`, and for each id the characters ``start … stop-1`` of ``text`` that it stands for."""
-        encoded = self._backend.encode(_checked(text), add_special_tokens=False)
+        encoded = self._backend.encode(check_utf8(text, "the text cannot be encoded"), add_special_tokens=False)
         if not self._byte_level:
             self._refuse_forged(encoded.ids)
         return encoded.ids, encoded.offsets
@@ -237,16 +241,10 @@ class Tokenizer:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write ``tokenizer.json`` to ``path``; the file is whole or not there."""
-        target = Path(path)
-        temporary = target.with_name(f".{target.name}.{os.getpid()}")
         try:
-            with open(temporary, "wb") as file:
-                file.write(self.to_json().encode())
-            os.replace(temporary, target)
+            replace_file(Path(path), self.to_json().encode())
         except OSError as error:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            raise DataError(f"cannot write the tokenizer to {printable(target)}: {error.strerror}") from error
+            raise DataError(f"cannot write the tokenizer to {printable(path)}: {error.strerror}") from error
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Tokenizer:
@@ -292,28 +290,3 @@ def with_begin(bos_id: int | None, ids: Sequence[int]) -> list[int]:
     if bos_id is None or (ids and ids[0] == bos_id):
         return list(ids)
     return [bos_id, *ids]
-
-
-def _checked(text: str) -> str:
-    """``text``, which UTF-8 can write; lone surrogates are refused by position."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise DataError(f"the text cannot be encoded: {lone_surrogate(text, error.start)}") from error
-    return text
-
-
-def canonicalize(backend: _Backend) -> _Backend:
-    """``backend`` with scores that are read back exactly as they were written.
-
-    The reader in ``tokenizers`` may round the last bit of a long number, so that a Unigram vocabulary, and its digest,
-    would change each time it is saved and loaded; nine decimals are read exactly.
-    """
-    parts = json.loads(backend.to_str())
-    if parts["model"].get("type") != "Unigram":
-        return backend
-    vocab = [[piece, round(score, 9)] for piece, score in parts["model"]["vocab"]]
-    if vocab == parts["model"]["vocab"]:
-        return backend
-    parts["model"]["vocab"] = vocab
-    return _Backend.from_str(json.dumps(parts))

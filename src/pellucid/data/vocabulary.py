@@ -17,6 +17,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from pellucid.errors import DataError
+from pellucid.messages import printable
 
 BEGIN, END, PAD = "<|begin|>", "<|end|>", "<|pad|>"
 """The special tokens of a tokenizer trained here: a document's start, its end, and padding."""
@@ -66,6 +67,12 @@ def train_tokenizer(
     if kind not in get_args(Kind):
         raise DataError(f"kind is {kind!r}; choose {', '.join(get_args(Kind))}")
     specials = [*specials, unknown] if kind == "wordpiece" else list(specials)
+    for name in specials:
+        if len(pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(name)) < 2:
+            raise DataError(
+                f"the special token {name!r} is spelt like ordinary text, which could forge it; "
+                f"give it brackets, as in '<|{printable(name)}|>'"
+            )
     repeated = next((name for name, times in Counter(specials).items() if times > 1), None)
     if repeated is not None:
         raise DataError(f"the special token {repeated!r} is named twice or is already there; name each once")
@@ -163,3 +170,19 @@ def _repeated(words: dict[str, int]) -> Iterator[str]:
     for word, times in words.items():
         for begin in range(0, times, _AT_A_TIME):
             yield " ".join([word] * min(_AT_A_TIME, times - begin))
+
+
+def canonicalize(backend: Backend) -> Backend:
+    """``backend`` with scores that are read back exactly as they were written.
+
+    The reader in ``tokenizers`` may round the last bit of a long number, so that a Unigram vocabulary, and its digest,
+    would change each time it is saved and loaded; nine decimals are read exactly.
+    """
+    parts = json.loads(backend.to_str())
+    if parts["model"].get("type") != "Unigram":
+        return backend
+    vocab = [[piece, round(score, 9)] for piece, score in parts["model"]["vocab"]]
+    if vocab == parts["model"]["vocab"]:
+        return backend
+    parts["model"]["vocab"] = vocab
+    return Backend.from_str(json.dumps(parts))

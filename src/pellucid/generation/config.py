@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from torch import nn
 
 from pellucid.configfile import Config
+from pellucid.data.chat import TextEncoder
 from pellucid.data.tokenizer import with_begin
 from pellucid.errors import ArgumentError, ConfigError, LengthError, UnsupportedError
 
@@ -102,21 +103,14 @@ def _refuse_crossed(least: int, most: int) -> None:
 
 
 @runtime_checkable
-class TokenizerLike(Protocol):
+class TokenizerLike(TextEncoder, Protocol):
     """What is needed of a tokenizer."""
 
     @property
     def vocab_size(self) -> int: ...
 
     @property
-    def bos_id(self) -> int | None: ...
-
-    @property
     def eos_id(self) -> int | None: ...
-
-    def encode(self, text: str, /) -> list[int]:
-        """Ids of a text, without any special token."""
-        ...
 
     def token_bytes(self, token: int, /) -> bytes:
         """The bytes that a token stands for; none for a special token."""

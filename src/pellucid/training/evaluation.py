@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import islice
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -26,6 +25,7 @@ from pellucid.errors import ConfigError, DataError
 from pellucid.generation import GenerationConfig, generate_ids
 from pellucid.models.model import Model
 from pellucid.nn.losses import Loss
+from pellucid.probe import eval_mode
 from pellucid.training import objectives
 from pellucid.training.config import TrainConfig
 from pellucid.training.environment import Precision
@@ -101,24 +101,12 @@ class Evaluator:
         return MetricValue(f"exact match of {count}", right / max(count, 1), guessed / max(count, 1))
 
 
-@contextmanager
-def _eval_mode(model: nn.Module) -> Iterator[None]:
-    """``model.eval()`` and no gradients inside; the mode before is restored."""
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.train(was_training)
-
-
 def evaluate(
     model: Model, batches: Iterable[Batch], metric: Metric, documents: int, precision: Precision = "float32"
 ) -> Validation:
     """Loss and metrics of ``model`` over labelled ``batches``."""
     sums, totals = torch.zeros(2, dtype=torch.float64, device=model.device), MetricSums(0.0)
-    with _eval_mode(model):
+    with eval_mode(model):
         for batch in batches:
             batch = batch.to(model.device)
             with autocast(precision, model.device):
@@ -162,7 +150,7 @@ def exact_matches(model: Model, tasks: list[Task], eos_id: int | None = None) ->
     ends = () if eos_id is None else (eos_id,)
     params = [GenerationConfig(max_new_tokens=len(target), stop_token_ids=ends) for _, _, target in tasks]
     sources = [source for source, _, _ in tasks if source is not None]
-    with _eval_mode(model):
+    with eval_mode(model):
         found = generate_ids(model, [prompt for _, prompt, _ in tasks], params, sources=sources or None)
     return [one.tokens == target for one, (_, _, target) in zip(found, tasks, strict=True)]
 
@@ -246,7 +234,7 @@ def score(
         for w in windows(len(sequence), length, stride)
     )
     sums = torch.zeros(2, dtype=torch.float64, device=device)
-    with _eval_mode(model):
+    with eval_mode(model):
         for batch in _batches(rows, batch_tokens, length):
             with autocast(precision, device):
                 loss = model(batch.to(device), want="loss").loss
