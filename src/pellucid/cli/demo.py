@@ -5,18 +5,18 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
+import math
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterable
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from pellucid.cli import common
-from pellucid.cli.demo_size import size_for_this_machine
 from pellucid.cli.page import NAME, write_or_warn
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def demo(minutes: MinutesOption = None, out: Out = Path("runs/demo"), as_json: c
     started = time.monotonic()
     _move_aside(out)
     config = _config(minutes)
-    _say("learning the Python source of this machine")
+    _say("training on the Python source of this machine")
     with console_listener() as listener:
         result = train(config, out, on_event=listener)
     if result.interrupted:
@@ -77,7 +77,7 @@ def _config(minutes: float | None) -> TrainConfig:
 
 
 def _summary(config: TrainConfig, result: TrainResult, started: float) -> tuple[dict[str, Any], AuditReport]:
-    """Everything that is worth telling about a finished run, measured on the checkpoint that was saved."""
+    """The summary of a finished run, measured on the checkpoint that was saved."""
     from pellucid.audits import audit
     from pellucid.checkpoints import load
     from pellucid.data import open_corpus
@@ -85,7 +85,7 @@ def _summary(config: TrainConfig, result: TrainResult, started: float) -> tuple[
 
     checkpoint = load(result.checkpoint)
     heldout = open_corpus(config.data.source, heldout_fraction=config.data.heldout_fraction)
-    _say("asking the model who sees whom")
+    _say("auditing the model")
     probe = checkpoint.probe()
     probe.name = str(result.checkpoint)
     report = audit(checkpoint.model, probe)
@@ -132,7 +132,7 @@ def _finish(out: Path, summary: dict[str, Any], report: AuditReport, as_json: bo
 
 
 def _sections(summary: dict[str, Any]) -> list[Section]:
-    """What the page says of a demo, besides what it says of any run."""
+    """The sections of a demo's page, besides those of any run."""
     from pellucid.records import Table
 
     names = {"heldout_bits_per_byte": "this model", "xz_bits_per_byte": "xz", "gzip_bits_per_byte": "gzip"}
@@ -140,7 +140,7 @@ def _sections(summary: dict[str, Any]) -> list[Section]:
     completed = tuple((completion["prompt"], completion["text"]) for completion in summary["completions"])
     return [
         ("Held-out text", [Table("", ("bits per byte, file by file", ""), against)]),
-        ("Completions", [Table("", ("prompt", "what the model went on with"), completed)]),
+        ("Completions", [Table("", ("prompt", "the model's continuation"), completed)]),
     ]
 
 
@@ -166,3 +166,57 @@ def _move_aside(out: Path) -> None:
 
 def _say(text: str) -> None:
     typer.echo(text, err=True)
+
+
+# ---- how large a model the demo can train in its minutes on this machine
+#
+# A model that is too large sees too little text, one that is too small has no room for it. On this data a model of N
+# parameters wants about N/2 tokens at least, which cost 6 · N · N/2 operations, forward and backward (Kaplan et al.
+# 2020 §2.1).
+
+
+class Size(NamedTuple):
+    """A model of the demo's kind."""
+
+    hidden: int
+    layers: int
+    heads: int
+    inner: int
+    batch: int
+
+    @property
+    def parameters(self) -> int:
+        """Matrices of the blocks and the tied table of 4096 tokens."""
+        block = 4 * self.hidden**2 + 3 * self.hidden * self.inner
+        return self.layers * block + 4096 * self.hidden
+
+    def overrides(self) -> list[str]:
+        """Settings of ``demo.yaml`` that make this size."""
+        rules = ["causal & window(8)", *["causal"] * (self.layers - 1)]
+        return [
+            f"model.hidden_size={self.hidden}",
+            f"model.layers={rules}",
+            f"model.attention.num_attention_heads={self.heads}",
+            f"model.ffn.intermediate_size={self.inner}",
+            f"batch_size={self.batch}",
+        ]
+
+
+SIZES = (Size(128, 3, 2, 384, 2), Size(192, 4, 3, 512, 2), Size(256, 6, 4, 688, 4), Size(384, 8, 6, 1024, 8))
+
+_USED = 0.5  # of the speed of a bare matrix product, what a training step of a small model reaches
+
+
+def choose_size(minutes: float, operations_per_second: float) -> Size:
+    """The largest size that can see half a token for each of its parameters, or else the smallest."""
+    operations = operations_per_second * _USED * 60 * minutes
+    affordable = math.sqrt(operations / 3)
+    fitting = [size for size in SIZES if size.parameters <= affordable]
+    return fitting[-1] if fitting else SIZES[0]
+
+
+def size_for_this_machine(minutes: float) -> Size:
+    """The size that follows from how fast this machine multiplies matrices."""
+    from pellucid.training.environment import fastest_precision, operations_per_second
+
+    return choose_size(minutes, operations_per_second(fastest_precision()))

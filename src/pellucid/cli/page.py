@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ NAME = "report.html"
 
 
 def audit_page(path: str | Path, report: AuditReport, passed: bool | None = None) -> None:
-    """Write the page of an audit; ``passed`` says how it was taken where that is not the report's own word."""
+    """Write the page of an audit; ``passed`` is the outcome, by default the report's own."""
     from pellucid.reports import write_page
 
     views: list[Section] = [("Token by token", report.views)] if report.views else []
@@ -65,7 +65,7 @@ def refresh_run_page(result: TrainResult) -> None:
     """Write the page of a run that has just ended; what goes wrong is one line and no failure of the run."""
     path = result.run / NAME
     if not result.interrupted and _is_newer(path, result.run / "metrics.jsonl"):
-        return  # nothing was trained since, and the page may tell more than this one would
+        return  # nothing was trained since, and the page may hold more than this one would
     write_or_warn(path, result.run, sample=not result.interrupted)
 
 
@@ -98,11 +98,11 @@ def _outcome(report: AuditReport, passed: bool) -> str:
         failed = [name for name, status in report.verdicts.items() if status in bad]
         if failed:
             return f"The audit failed: {', '.join(failed)}."
-    return "The audit showed nothing: no check could be asked."
+    return "The audit showed nothing: no check could be run."
 
 
 def _verdicts(report: AuditReport) -> list[Section]:
-    """What each check said, every case of every check, and the flows that were measured."""
+    """The verdict of each check, every case of every check, and the flows that were measured."""
     from pellucid.records import Table
 
     cases = Table(
@@ -130,7 +130,7 @@ def _facts(run: Any) -> Table:
     facts: dict[str, Cell] = {
         "state": run.state if run.problem is None else f"{run.state}: {run.problem}",
         "steps": run.steps,
-        "tokens learnt from" if by_bytes else "predictions learnt from": run.tokens,
+        "tokens trained on" if by_bytes else "targets trained on": run.tokens,
         "parameters": run.parameters,
         f"training loss of the last step{of}": run.loss,
         f"{run.measure} of all held-out {what}": run.final,
@@ -144,12 +144,12 @@ def _facts(run: Any) -> Table:
 
 
 def _figures(run: Any) -> dict[str, Cell]:
-    """What the last validation found besides, and what a guess reaches."""
+    """The metrics of the last evaluation, and their baselines."""
     shown: dict[str, Cell] = {}
     for name, metric in run.metrics.items():
         numbers = metric if isinstance(metric, dict) else {}
-        value, guess = _real(numbers.get("value")), _real(numbers.get("baseline"))
-        shown[str(name)[:80]] = f"{value:.4f}" if math.isnan(guess) else f"{value:.4f} (baseline {guess:.4f})"
+        value, baseline = _real(numbers.get("value")), _real(numbers.get("baseline"))
+        shown[str(name)[:80]] = f"{value:.4f}" if math.isnan(baseline) else f"{value:.4f} (baseline {baseline:.4f})"
     return shown
 
 
@@ -162,21 +162,14 @@ def curves(metrics: Path) -> list[Curves]:
     steps = [line for line in lines if line["kind"] == "step"]
     heldout = [line for line in lines if line["kind"] == "validation" and not line.get("final")]
     final = [line for line in lines if line["kind"] == "validation" and line.get("final")]
-
-    def curve(name: str, lines: list[dict[str, Any]], key: str) -> Curve:
-        return Curve(name, tuple(_real(line["step"]) for line in lines), tuple(_real(line.get(key)) for line in lines))
-
-    def both(key: str) -> tuple[Curve, Curve]:
-        return curve("held out, sample", heldout, key), curve("all held out", final, key)
-
-    speed = tuple(_real(line.get("num_targets")) / (_real(line.get("seconds")) or float("nan")) for line in steps)
-    loss = curve("training", steps, "loss")
+    speed = tuple(_real(line.get("num_targets")) / (_real(line.get("seconds")) or math.nan) for line in steps)
+    loss = _curve("training", steps, "loss")
     bits = any("bits_per_byte" in line for line in (*heldout, *final)) or not (heldout or final)
     drawn = [
-        Curves("Loss", (loss, *both("loss")), y_label="nats a token" if bits else ""),
-        *_measures(heldout, final, both),
-        Curves("Learning rate", (curve("rate", steps, "learning_rate"),)),
-        Curves("Gradient norm, before clipping", (curve("norm", steps, "grad_norm"),), log=True),
+        Curves("Loss", (loss, *_both(heldout, final, "loss")), y_label="nats a token" if bits else ""),
+        *([Curves("Bits per byte", _both(heldout, final, "bits_per_byte"))] if bits else _measures(heldout, final)),
+        Curves("Learning rate", (_curve("rate", steps, "learning_rate"),)),
+        Curves("Gradient norm, before clipping", (_curve("norm", steps, "grad_norm"),), log=True),
         Curves("Speed", (Curve("tokens per second", loss.x, speed),)),
         *_routing(steps),
     ]
@@ -184,48 +177,56 @@ def curves(metrics: Path) -> list[Curves]:
     return [record for record in filled if any(len(one.x) > 1 for one in record.curves)]
 
 
-def _measures(
-    heldout: list[dict[str, Any]], final: list[dict[str, Any]], both: Callable[[str], tuple[Curve, Curve]]
-) -> list[Curves]:
-    """Bits per byte, or the metrics of another objective; the first is the loss, which has its curve already."""
-    from pellucid.records import Curve, Curves
+Lines = Sequence[dict[str, Any]]
 
-    shown = [line["metrics"] for line in (*heldout, *final) if isinstance(line.get("metrics"), dict)]
-    if not shown:
-        return [Curves("Bits per byte", both("bits_per_byte"))]
 
-    def curve(name: str, figure: str, lines: list[dict[str, Any]], key: str) -> Curve:
-        found = [(line["step"], line["metrics"].get(figure)) for line in lines if isinstance(line.get("metrics"), dict)]
-        points = [(_real(step), _real(metric.get(key))) for step, metric in found if isinstance(metric, dict)]
-        return Curve(name, tuple(x for x, _ in points), tuple(y for _, y in points))
+def _curve(name: str, lines: Lines, *keys: str) -> Curve:
+    """The values under nested ``keys``, by step."""
+    from pellucid.records import Curve
+
+    def value(line: Any) -> float:
+        for key in keys:
+            line = line.get(key) if isinstance(line, dict) else None
+        return _real(line)
+
+    return Curve(name, tuple(_real(line["step"]) for line in lines), tuple(map(value, lines)))
+
+
+def _both(heldout: Lines, final: Lines, *keys: str) -> tuple[Curve, Curve]:
+    return _curve("held out, sample", heldout, *keys), _curve("all held out", final, *keys)
+
+
+def _measures(heldout: Lines, final: Lines) -> list[Curves]:
+    """The metrics of an objective without bits per byte, except the first: the loss, which has its curve already."""
+    from pellucid.records import Curves
+
+    heldout, final = ([line for line in lines if isinstance(line.get("metrics"), dict)] for lines in (heldout, final))
+    names = dict.fromkeys(name for line in (*heldout, *final) for name in list(line["metrics"])[1:])
+
+    def having(lines: Lines, name: str) -> Lines:
+        return [line for line in lines if isinstance(line["metrics"].get(name), dict)]
 
     return [
         Curves(
             str(name)[:80].capitalize(),
             (
-                curve("held out, sample", name, heldout, "value"),
-                curve("all held out", name, final, "value"),
-                curve("baseline", name, [*heldout, *final], "baseline"),
+                *_both(having(heldout, name), having(final, name), "metrics", name, "value"),
+                _curve("baseline", having([*heldout, *final], name), "metrics", name, "baseline"),
             ),
         )
-        for name in dict.fromkeys(key for metrics in shown for key in list(metrics)[1:])
+        for name in names
     ]
 
 
-def _routing(steps: list[dict[str, Any]]) -> list[Curves]:
-    """How evenly experts were used; nothing where there are none."""
-    from pellucid.records import Curve, Curves
+def _routing(steps: Lines) -> list[Curves]:
+    """How evenly experts were used; empty where there are none."""
+    from pellucid.records import Curves
 
     routed = [line for line in steps if isinstance(line.get("routing"), dict)]
-    if not routed:
-        return []
-    x = tuple(_real(line["step"]) for line in routed)
-
-    def curve(name: str, key: str) -> Curve:
-        return Curve(name, x, tuple(_real(line["routing"].get(key)) for line in routed))
-
-    shares = (curve("of the busiest expert", "most"), curve("if all had as many", "mean"), curve("dropped", "dropped"))
-    return [Curves("Share of tokens", shares), Curves("Balance loss", (curve("mean over layers", "balance_loss"),))]
+    names = {"most": "of the busiest expert", "mean": "if all had as many", "dropped": "dropped"}
+    shares = tuple(_curve(name, routed, "routing", key) for key, name in names.items())
+    balance = _curve("mean over layers", routed, "routing", "balance_loss")
+    return [Curves("Share of tokens", shares), Curves("Balance loss", (balance,))] if routed else []
 
 
 def _real(value: object) -> float:

@@ -35,7 +35,7 @@ _MEASURE = (
 
 def heldout_text(config: TrainConfig) -> str:
     """A few lines that a run of ``config`` never trains on; of Python, where a definition begins."""
-    from pellucid.errors import InputError
+    from pellucid.errors import RunError
     from pellucid.training.datasets import open_data
 
     texts = [document.text for document in islice(open_data(config)[1].documents("heldout"), _DOCUMENTS)]
@@ -44,7 +44,7 @@ def heldout_text(config: TrainConfig) -> str:
         if found and len(text) - found.start() > _CHARACTERS // 2:
             return text[found.start() :][:_CHARACTERS]
     if not texts:
-        raise InputError("the run holds out no document, so there is no text to show; raise data.heldout_fraction")
+        raise RunError("the run holds out no document, so there is no text to show; raise data.heldout_fraction")
     return max(texts, key=len)[:_CHARACTERS]
 
 
@@ -55,12 +55,12 @@ def token_view(checkpoint: Checkpoint, text: str) -> TokenView:
     from pellucid.audits import expected_flow
     from pellucid.batch import Batch
     from pellucid.data.tokenizer import with_begin
-    from pellucid.errors import InputError
+    from pellucid.errors import ArgumentError
     from pellucid.records import TokenView
 
     tokenizer = checkpoint.tokenizer
     if tokenizer is None:
-        raise InputError("the checkpoint has no tokenizer, so no text can be shown; save it with one")
+        raise ArgumentError("the checkpoint has no tokenizer, so no text can be shown; save it with one")
     model = copy.deepcopy(checkpoint.model).to("cpu", torch.float32).eval()
     ids = with_begin(tokenizer.bos_id, tokenizer.encode(text))[: longest(model)]
     probe, batch = model.probe(), Batch.from_rows([ids])

@@ -21,7 +21,7 @@ Role = Literal["matrix", "embedding", "head", "vector"]
 
 
 def roles(model: nn.Module) -> dict[str, Role]:
-    """The role of every parameter that is learnt, under its first name; a tied one is listed once.
+    """The role of every trainable parameter, under its first name; a tied one is listed once.
 
     ``matrix``: a weight inside the blocks of a stack (``layers``), a stack ``[E, …]`` of experts' among them;
     ``embedding``: a table that is looked up (tokens, types, positions, relative biases), also when it is tied to the
@@ -59,7 +59,7 @@ def _is_vector(module: nn.Module, name: str) -> bool:
 
 
 def make_optimizers(model: nn.Module, config: cfg.AdamWConfig | cfg.MuonConfig) -> OptimizerSet:
-    """The optimizers that ``config`` describes, over every parameter of ``model`` that is learnt."""
+    """The optimizers that ``config`` describes, over every trainable parameter of ``model``."""
     names = {name: p for name, p in model.named_parameters() if p.requires_grad}
     by_role = roles(model)
 

@@ -154,7 +154,7 @@ def _check_tokenizer(config: TrainConfig, tokenizer: Tokenizer) -> None:
             f"{config.model.vocab_size}; set model.vocab_size to {tokenizer.vocab_size} or more"
         )
     if tokenizer.bos_id is None:
-        raise ConfigError("the tokenizer has no begin token, and without one a document's first token is not learnt")
+        raise ConfigError("the tokenizer has no begin token, and without one a document's first token has no label")
 
 
 def _check_lengths(config: TrainConfig, model: Model) -> None:

@@ -1,4 +1,4 @@
-from pellucid.cli.demo_size import SIZES, choose_size
+from pellucid.cli.demo import SIZES, choose_size
 from pellucid.configfile import apply_overrides
 from pellucid.models import ModelConfig, build
 
