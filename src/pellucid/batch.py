@@ -30,7 +30,7 @@ class Batch:
 
     ``tokens``, ``positions``, ``segments`` (and ``labels``, ``groups``, ``types`` where given) are ``[B, T]``
     integers. Segment 0 is padding and documents are 1, 2, … within a row; positions restart at 0 in each document.
-    With a cache, positions count on from what the cache already holds of the row's last document.
+    With a cache, positions count from where the row's last document in the cache ends.
     ``labels[b, t]`` is what position t must predict, or :data:`IGNORED`; ``data.objectives`` makes them.
     ``types`` are token types (0: the first text, 1: the second).
 
@@ -96,7 +96,7 @@ class Batch:
 
     @classmethod
     def packed(cls, documents: Sequence[Row], *, length: int | None = None) -> Batch:
-        """Several documents in one row, apart from each other; padded to ``length`` slots."""
+        """Several documents in one row, isolated from each other; padded to ``length`` slots."""
         return cls.from_documents([documents], length=length)
 
     @classmethod
@@ -190,8 +190,7 @@ class Batch:
     @property
     def shape(self) -> tuple[int, int]:
         """``(rows, slots)``."""
-        rows, slots = self.tokens.shape
-        return rows, slots
+        return self.tokens.shape[0], self.tokens.shape[1]
 
     @property
     def token_mask(self) -> Bool[Tensor, "B T"]:
@@ -300,7 +299,6 @@ class Batch:
 
         ``copy``: no tensor of whole numbers or booleans is shared with this batch.
         """
-
         if not copy and self.source is None and self.tokens.device == torch.device(device) == self.positions.device:
             return self
 

@@ -60,13 +60,13 @@ class Location(AsDict):
 class Finding(AsDict):
     """One answer of one check.
 
-    ``pass``            what must hold, held
-    ``leak``            it did not: finite content moved an output that must not see it, or a sum is wrong
-    ``fragile``         it held for finite content only, or nothing could have shown a leak
-    ``not_applicable``  the target cannot be asked this (the message says why)
+    ``pass``            what must hold holds
+    ``leak``            it does not: finite content moved an output that must not see it, or a sum is wrong
+    ``fragile``         it holds for finite content only, or nothing could have shown a leak
+    ``not_applicable``  the check does not apply to the target (the message says why)
     ``error``           the target raised
 
-    ``size`` is the largest change that was seen and ``decided`` says how rounding was told from a leak.
+    ``size`` is the largest change that was seen and ``decided`` says how rounding was distinguished from a leak.
     """
 
     check: str
@@ -222,7 +222,7 @@ class Curves(AsDict):
 
 
 def has_moved(size: float | None) -> bool:
-    """Whether a measured size says that something moved; NaN did."""
+    """Whether a measured size means that something moved; NaN does."""
     return size is not None and size != 0
 
 

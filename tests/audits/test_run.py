@@ -13,6 +13,7 @@ from pellucid.audits import CHECKS, TinyDecoder, audit
 from pellucid.batch import Batch
 from pellucid.errors import InputError
 from pellucid.probe import Probe
+from pellucid.visibility import causal, window
 
 
 class Raises(nn.Module):
@@ -205,3 +206,21 @@ def test_methods_that_a_probe_lacks_say_so():
 def test_an_audit_of_nothing_is_bad_input(nothing):
     with pytest.raises(InputError, match="a list of names is needed: one or more of future"):
         audit(lambda tokens: tokens, checks=nothing)
+
+
+def test_other_rules_can_be_expected():
+    model = TinyDecoder(layers=2)
+    for expect in ("causal & window(3)", causal() & window(3), ["causal & window(3)", causal() & window(3)]):
+        assert audit(model, checks=["window"], expect=expect).verdicts == {"window": "leak"}
+    assert audit(model, checks=["window"], expect="causal").verdicts == audit(model, checks=["window"]).verdicts
+    with pytest.raises(InputError, match="3 rules are expected, but TinyDecoder has 2 layers; give 1 or 2"):
+        audit(model, expect=["causal"] * 3)
+
+
+def test_a_report_prints_as_its_table():
+    text = str(audit(broken_models.SeesOneAhead(), checks=["future", "packing"]))
+    first, future, packing = text.splitlines()
+    assert first.startswith("audit of SeesOneAhead: failed (")
+    assert future.startswith("future        leak            the output at 0 moves")
+    assert future.endswith("[tokens, row 0, query 0, key 1]")
+    assert packing.startswith("packing       pass")

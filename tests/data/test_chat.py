@@ -13,7 +13,7 @@ from pellucid.checkpoints.contract import MismatchError
 from pellucid.data import PLAIN, ChatTemplate, Tokenizer, encode_chat, encode_prompt
 from pellucid.data.chat import reply_end
 from pellucid.data.sandbox import Limits
-from pellucid.errors import CheckpointError, InputError
+from pellucid.errors import ArgumentError, InputError
 from pellucid.models import ModelConfig, build
 
 TOKENIZER = Tokenizer.train(
@@ -248,7 +248,7 @@ def test_ids_are_the_same_after_save_and_load(tmp_path: Path) -> None:
     (tmp_path / "with" / "chat_template.jinja").unlink()
     with pytest.raises(MismatchError, match=r"has no chat_template\.jinja, but its contract has a digest"):
         load(tmp_path / "with")
-    with pytest.raises(CheckpointError, match="without the tokenizer"):
+    with pytest.raises(ArgumentError, match="without the tokenizer"):
         save(tmp_path / "none", model, chat_template=template)
     assert not (tmp_path / "none").exists()
 

@@ -260,7 +260,7 @@ def test_no_kind_lets_text_forge_a_special_token(any_kind: Tokenizer) -> None:
 
 @pytest.mark.parametrize("name", ["end", "[", "mask"])
 def test_a_special_token_spelt_like_text_is_refused(name: str) -> None:
-    with pytest.raises(DataError, match="is spelt like ordinary text, which could forge it; give it brackets"):
+    with pytest.raises(DataError, match="is spelled like ordinary text, which could forge it; give it brackets"):
         Tokenizer.train(TEXTS, vocab_size=300, special_tokens=(name,))
 
 

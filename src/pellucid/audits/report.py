@@ -54,6 +54,16 @@ class AuditReport:
         """The findings of one check."""
         return tuple(finding for finding in self.findings if finding.check == check)
 
+    def __str__(self) -> str:
+        """The table, a line for each check."""
+        lines = [
+            f"audit of {self.target}: {'passed' if self.passed else 'failed'} ({self.seconds:.1f} s; {self.called})"
+        ]
+        for check, verdict, case, where, message in self.table().rows:
+            place = ", ".join(str(part) for part in (case, where) if part)
+            lines.append(f"{check!s:13} {verdict!s:15} {message}{f' [{place}]' if place else ''}")
+        return "\n".join(lines)
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "target": self.target,

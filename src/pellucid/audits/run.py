@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -29,8 +29,9 @@ from pellucid.audits.probes.torch_layers_probe import TorchLayersProbe, is_torch
 from pellucid.audits.report import AuditReport
 from pellucid.errors import ArgumentError, one_line
 from pellucid.messages import did_you_mean, join_some
-from pellucid.probe import Probe
+from pellucid.probe import Probe, Visibility
 from pellucid.records import Finding, Flow, TokenView
+from pellucid.visibility import parse
 
 _OF_FLOW = ("future", "window", "prefix", "padding", "packing", "batch", "cross")  # checks that look for paths
 _REQUIRED = ("name", "vocab_size", "rules", "module", "max_length", "capabilities", "logits", "with_module")
@@ -44,6 +45,7 @@ def audit(
     length: int = 24,
     budget: float | None = None,
     seed: int = 0,
+    expect: Visibility | str | Sequence[Visibility | str] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> AuditReport:
     """Who really sees whom in ``target``?
@@ -61,6 +63,8 @@ def audit(
         budget: seconds, which decide how many tokens of long sequences are changed; checks that have not begun when it
             is spent are ``not_run``, and the audit is not finished.
         seed: of the random tokens.
+        expect: the rules in place of those that the target declares: one for all layers or one for each, such as
+            ``"causal & window(64)"``.
         progress: is called with the name of each check before it runs.
 
     Raises:
@@ -81,6 +85,8 @@ def audit(
     if getattr(probe, "module", None) is not given:
         untouched = shallow_weight_copy(getattr(probe, "module", None))
     _refuse_incomplete(probe)
+    if expect is not None:
+        probe = _with_rules(probe, expect)
     findings: list[Finding] = []
     not_run: list[str] = []
     with ExitStack() as stack:
@@ -102,6 +108,19 @@ def audit(
     seconds = time.perf_counter() - start
     called = _how_it_was_called(probe)
     return AuditReport(probe.name, tuple(findings), seconds, context.taken, flows, views, tuple(not_run), called)
+
+
+def _with_rules(probe: Probe, expect: Visibility | str | Sequence[Visibility | str]) -> Probe:
+    """A probe that declares other rules."""
+    given = [expect] if isinstance(expect, str) or hasattr(expect, "mask") else list(cast(Sequence[Any], expect))
+    rules = tuple(parse(rule) if isinstance(rule, str) else cast(Visibility, rule) for rule in given)
+    layers = len(probe.rules)
+    if len(rules) not in (1, layers):
+        count = "1" if layers == 1 else f"1 or {layers}"
+        raise ArgumentError(f"{len(rules)} rules are expected, but {probe.name} has {layers} layers; give {count}")
+    probe = copy.copy(probe)
+    probe.rules, probe.rules_declared = rules * (layers // len(rules)), True
+    return probe
 
 
 def _closed_over(target: object) -> list[nn.Module]:

@@ -29,7 +29,7 @@ from pellucid.models.model import Model
 from pellucid.nn.mla import MLA
 
 SMALL = 2**30
-"""Bytes of float64 weights that are kept in memory; of a larger model, one part at a time is read."""
+"""Bytes of float64 weights that stay in memory; of a larger model, one part at a time is read."""
 
 _WHOLE = (MLA,)
 """Parts that multiply by the weights of their own parts, which are therefore loaded together."""

@@ -104,23 +104,23 @@ def tokenizer_fingerprint(tokenizer: Tokenizer, template: ChatTemplate | None) -
 
 
 def compare_tokenizer(
-    kept: TokenizerFingerprint, tokenizer: Tokenizer, template: ChatTemplate | None
+    noted: TokenizerFingerprint, tokenizer: Tokenizer, template: ChatTemplate | None
 ) -> Iterator[tuple[str, str, int]]:
-    """(probe, what, in how many places it differs) for everything in ``kept``, computed again."""
-    yield "tokens", "digest of what ids stand for", int(tokens_digest(tokenizer) != kept.tokens)
-    ids, decoded = _cut(tokenizer, kept.sample)
-    yield "sample", "ids", _differ(sum(ids, ()), sum(kept.ids, ())) or int(ids != kept.ids)
-    yield "sample", "decoded text", _differ(decoded, kept.decoded)
-    for name, answer in (kept.chats or {}).items():
+    """(probe, what, in how many places it differs) for everything in ``noted``, computed again."""
+    yield "tokens", "digest of what ids stand for", int(tokens_digest(tokenizer) != noted.tokens)
+    ids, decoded = _cut(tokenizer, noted.sample)
+    yield "sample", "ids", _differ(sum(ids, ()), sum(noted.ids, ())) or int(ids != noted.ids)
+    yield "sample", "decoded text", _differ(decoded, noted.decoded)
+    for name, answer in (noted.chats or {}).items():
         assert template is not None
         try:
             found: tuple[int, ...] | None = tuple(answer.chat.ids(tokenizer, template))
         except InputError:
             found = None
         yield f"chat {name}", "ids", _differ(found or (), answer.ids or ()) or int(found != answer.ids)
-    chats = {name: answer.chat for name, answer in (kept.chats or {}).items()}
+    chats = {name: answer.chat for name, answer in (noted.chats or {}).items()}
     wanted = {} if template is None else CHATS
-    yield "text", "inputs", int(kept.sample != SAMPLE) + int(chats != wanted)
+    yield "text", "inputs", int(noted.sample != SAMPLE) + int(chats != wanted)
 
 
 @lru_cache(maxsize=2)
@@ -140,8 +140,8 @@ def tokens_digest(tokenizer: Tokenizer) -> str:
         known.update(repr(tokenizer.encode_many(texts)).encode())
     except UnsupportedError:
         parts = json.loads(tokenizer.to_json())
-        spelt = [parts["model"].get("vocab"), parts["added_tokens"]]
-        return hashlib.sha256(json.dumps(spelt, sort_keys=True).encode()).hexdigest()
+        spelling = [parts["model"].get("vocab"), parts["added_tokens"]]
+        return hashlib.sha256(json.dumps(spelling, sort_keys=True).encode()).hexdigest()
     return known.hexdigest()
 
 

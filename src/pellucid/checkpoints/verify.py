@@ -19,7 +19,7 @@ _FIRST = {
 
 UNWITNESSED = {
     **{f"model.{stack}{field}": reason for stack in ("", "encoder.") for field, reason in _FIRST.items()},
-    "model.cross_attention.qk_norm.after_positions": "nothing is turned between two stacks",
+    "model.cross_attention.qk_norm.after_positions": "nothing is rotated between two stacks",
     "digests": "whoever changes a file can note its new digest; the witness compares their outputs",
     "witness.tolerance": "a smaller one than was written passes while every output still is within it",
 }
@@ -34,7 +34,7 @@ UNSEEN = {
     "bounds of rules beyond 2^38, or a few of more than 32": "no probe is put there; all others are met exactly",
     "capacities beyond 1024, or of several layers": "an expert is not sent so many tokens; one for all is met exactly",
     "limits that nothing reaches": (
-        "clips and caps that a thousand times of what the first layer of each kind is given stays below"
+        "clips and caps that a thousand times the input of the first layer of each kind stays below"
     ),
     "tokens and chats that are not in the witness": "merges, rules or turns that none of their texts needs",
     "formatting of the files": "spaces, order and comments of the files, where the same is read from them",

@@ -75,10 +75,16 @@ def audit(
 
     with common.stdout_to_stderr():
         model, probe = _load_target(target)
-        probe = _with_rules(model, probe, expect)
     with common.Progress(as_json) as progress, common.stdout_to_stderr():
         report = run_audit(
-            model, probe, common.names(checks), length=length, budget=budget, seed=seed, progress=progress.step
+            model,
+            probe,
+            common.names(checks),
+            length=length,
+            budget=budget,
+            seed=seed,
+            expect=None if expect is None else expect.split(";"),
+            progress=progress.step,
         )
     passed = report.passed_strictly if strict else report.passed
     if junit is not None:
@@ -108,24 +114,6 @@ def _load_target(target: str) -> tuple[object, Probe | None]:
     if path.is_dir():
         return from_folder(path), None
     return from_text(target), None
-
-
-def _with_rules(model: object, probe: Probe | None, expect: str | None) -> Probe | None:
-    """The probe with the rules of --expect in place of those that the model declares."""
-    if expect is None:
-        return probe
-    from pellucid.audits.run import probe_for
-    from pellucid.errors import ArgumentError
-    from pellucid.visibility import parse
-
-    probe = probe_for(model) if probe is None else probe
-    rules = tuple(parse(text) for text in expect.split(";"))
-    layers = len(probe.rules)
-    if len(rules) not in (1, layers):
-        count = "1" if layers == 1 else f"1 or {layers}"
-        raise ArgumentError(f"--expect lists {len(rules)} rules, but {probe.name} has {layers} layers; give {count}")
-    probe.rules, probe.rules_declared = rules * (layers // len(rules)), True
-    return probe
 
 
 def _print_report(report: AuditReport, passed: bool, as_json: bool, length: int) -> None:

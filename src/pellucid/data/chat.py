@@ -2,7 +2,7 @@
 
 A chat template is a jinja2 text in the tokenizer's folder. It is rendered in a process of its own
 (``data.sandbox``). A special token comes only from where the template itself spells it, in one piece; one that is
-spelt in a message, or comes together out of parts, is ordinary text.
+spelled in a message, or comes together out of parts, is ordinary text.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class ChatTemplate:
         return hashlib.sha256(self.text.encode("utf-8")).hexdigest()
 
     def render(self, messages: Messages, add_generation_prompt: bool = True, **variables: str | bool) -> str:
-        """The text of a chat, special tokens spelt out: for people. Ids come from :func:`encode_chat`.
+        """The text of a chat, special tokens spelled out: for people. Ids come from :func:`encode_chat`.
 
         ``variables`` are some of :data:`VARIABLES`; tokens that are not given are those of a tokenizer trained here.
         """
@@ -191,11 +191,11 @@ class _Marks:
     """
 
     def __init__(self, special_ids: Mapping[str, int], inputs: str) -> None:
-        self.spelt = {id_: token for token, id_ in special_ids.items() if token}
-        first, last, *each = _absent(len(self.spelt) + 2, inputs)
-        self.of_id = {id_: first + middle + last for id_, middle in zip(self.spelt, each, strict=True)}
-        self.of_token = {token: self.of_id[id_] for id_, token in self.spelt.items()}
-        self._ids = dict(zip(each, self.spelt, strict=True))
+        self.spelling = {id_: token for token, id_ in special_ids.items() if token}
+        first, last, *each = _absent(len(self.spelling) + 2, inputs)
+        self.of_id = {id_: first + middle + last for id_, middle in zip(self.spelling, each, strict=True)}
+        self.of_token = {token: self.of_id[id_] for id_, token in self.spelling.items()}
+        self._ids = dict(zip(each, self.spelling, strict=True))
         self._mark = re.compile(f"{first}([{''.join(each) or first}]){last}")
         self._part = re.compile(f"[{first}{last}{''.join(each)}]")
         self.tokens = re.compile("|".join(map(re.escape, self.of_token)) or r"(?!)")
@@ -204,7 +204,7 @@ class _Marks:
         """Pieces of ``text`` between its marks, and the special tokens that these stand for."""
         for number, part in enumerate(self._mark.split(text)):  # text, the middle of a mark, text, …
             if number % 2:
-                yield TemplatePiece(self.spelt[self._ids[part]], self._ids[part])
+                yield TemplatePiece(self.spelling[self._ids[part]], self._ids[part])
             elif self._part.search(part):
                 raise ArgumentError("the chat template changes a special token after writing it; leave it as it is")
             elif part:

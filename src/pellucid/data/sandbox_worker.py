@@ -149,7 +149,7 @@ def _refuse_opaque(*values: Any) -> None:
 
 
 def _guarded(name: str, filter_: Callable[..., Any]) -> Callable[..., Any]:
-    """``filter_``, which is handed nothing opaque; iterators only where they are gone through."""
+    """``filter_``, which is given nothing opaque, and iterators only where it iterates over them."""
     skipped = int(hasattr(filter_, "jinja_pass_arg"))  # what jinja2 passes first
 
     @functools.wraps(filter_)

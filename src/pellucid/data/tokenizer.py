@@ -140,7 +140,7 @@ class Tokenizer:
     # ---- text to ids
 
     def encode(self, text: str) -> list[int]:
-        """The ids of ``text``, without begin or end; special tokens spelt out in it are ordinary bytes."""
+        """The ids of ``text``, without begin or end; special tokens spelled out in it are ordinary bytes."""
         return self.encode_many([text])[0]
 
     def encode_document(self, text: str) -> list[int]:
@@ -199,8 +199,8 @@ class Tokenizer:
             self._known(id_)
         if not self._byte_level:
             return str(self._backend.decode(ids, skip_special_tokens=skip_special))
-        spelt = {} if skip_special else {id_: token.content.encode() for id_, token in self._added.items()}
-        pieces = (spelt.get(id_) or self.token_bytes(id_) for id_ in ids)
+        spelled = {} if skip_special else {id_: token.content.encode() for id_, token in self._added.items()}
+        pieces = (spelled.get(id_) or self.token_bytes(id_) for id_ in ids)
         return b"".join(pieces).decode("utf-8", errors="replace")
 
     def token_bytes(self, id_: int) -> bytes:

@@ -70,7 +70,7 @@ def train_tokenizer(
     for name in specials:
         if len(pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(name)) < 2:
             raise DataError(
-                f"the special token {name!r} is spelt like ordinary text, which could forge it; "
+                f"the special token {name!r} is spelled like ordinary text, which could forge it; "
                 f"give it brackets, as in '<|{printable(name)}|>'"
             )
     repeated = next((name for name, times in Counter(specials).items() if times > 1), None)
@@ -145,7 +145,7 @@ def _pieces(words: Counter[str], size: int) -> list[str]:
     common = sorted(letters, key=lambda letter: (-letters[letter], letter))[: min(size, _ALPHABET)]
     later = {piece[-1]: chr(_LATER + number) for number, piece in enumerate(common) if len(piece) > 1}
     first = {piece for piece in common if len(piece) == 1}
-    spelt = {
+    spelled = {
         word[0] + "".join(later[letter] for letter in word[1:]): times
         for word, times in words.items()
         if word[0] in first and all(letter in later for letter in word[1:])
@@ -154,7 +154,7 @@ def _pieces(words: Counter[str], size: int) -> list[str]:
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     alphabet = [*first, *later.values()]
     trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
-    backend.train_from_iterator(_repeated(spelt), trainer)
+    backend.train_from_iterator(_repeated(spelled), trainer)
     letter_of = {private: letter for letter, private in later.items()}
     by_id = sorted(backend.get_vocab().items(), key=lambda item: item[1])
     return [_written(piece, letter_of) for piece, _ in by_id][:size]

@@ -24,7 +24,7 @@ StopText = Annotated[str, Field(min_length=1, max_length=1000)]
 class GenerationConfig(Config):
     """How tokens are chosen and when to stop. The default is greedy: the same request, the same tokens.
 
-    ``repetition_penalty`` comes first. Filters apply in this order, each to what the one before it kept:
+    ``repetition_penalty`` comes first. Filters apply in this order, each to what the one before it left:
     temperature, ``top_k``, ``top_p``, ``min_p``. None of them ever removes the most likely token.
     """
 

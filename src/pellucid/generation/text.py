@@ -53,7 +53,7 @@ class TextChunk(NamedTuple):
 class TextStream:
     """Bytes in, whole characters out, nothing of a stop text and nothing after it.
 
-    Text that may turn out to be the beginning of a stop text is held back until it is known. Bytes that are
+    Text that may turn out to be the beginning of a stop text is withheld until that is known. Bytes that are
     not UTF-8 become U+FFFD, an unfinished character only at :meth:`close`.
     """
 
