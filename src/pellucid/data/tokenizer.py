@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as _Backend
-from tokenizers import decoders, pre_tokenizers
+from tokenizers import decoders, models, pre_tokenizers
 
 from pellucid.data.records import check_utf8
 from pellucid.data.vocabulary import (
@@ -61,7 +61,8 @@ class Tokenizer:
     """
 
     def __init__(self, backend: _Backend) -> None:
-        backend = canonicalize(backend)
+        if isinstance(backend.model, models.Unigram):
+            backend = canonicalize(backend)
         backend.encode_special_tokens = True  # "<|end|>" in somebody's text is seven ordinary bytes
         backend.no_truncation()
         backend.no_padding()
@@ -93,7 +94,7 @@ class Tokenizer:
         def checked() -> Iterator[str]:
             nonlocal seen
             for text in texts:
-                seen += bool(check_utf8(text, "the text cannot be encoded"))
+                seen += bool(_checked(text))
                 yield text
 
         try:
@@ -154,7 +155,7 @@ class Tokenizer:
 
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
         """:meth:`encode` for many texts, on all cores; long texts are shared out too."""
-        pieces = [list(self._slices(check_utf8(text, "the text cannot be encoded"))) for text in texts]
+        pieces = [list(self._slices(_checked(text))) for text in texts]
         flat = [piece for slices in pieces for piece in slices]
         encoded = iter(self._backend.encode_batch_fast(flat, add_special_tokens=False))
         result = [list(chain.from_iterable(next(encoded).ids for _ in slices)) for slices in pieces]
@@ -165,7 +166,7 @@ class Tokenizer:
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """:meth:`encode`, and for each id the characters ``start … stop-1`` of ``text`` that it stands for."""
-        encoded = self._backend.encode(check_utf8(text, "the text cannot be encoded"), add_special_tokens=False)
+        encoded = self._backend.encode(_checked(text), add_special_tokens=False)
         if not self._byte_level:
             self._refuse_forged(encoded.ids)
         return encoded.ids, encoded.offsets
@@ -290,3 +291,12 @@ def with_begin(bos_id: int | None, ids: Sequence[int]) -> list[int]:
     if bos_id is None or (ids and ids[0] == bos_id):
         return list(ids)
     return [bos_id, *ids]
+
+
+def _checked(text: str) -> str:
+    """``text``, which UTF-8 can write."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        check_utf8(text, "the text cannot be encoded")
+    return text

@@ -179,8 +179,6 @@ def canonicalize(backend: Backend) -> Backend:
     would change each time it is saved and loaded; nine decimals are read exactly.
     """
     parts = json.loads(backend.to_str())
-    if parts["model"].get("type") != "Unigram":
-        return backend
     vocab = [[piece, round(score, 9)] for piece, score in parts["model"]["vocab"]]
     if vocab == parts["model"]["vocab"]:
         return backend
