@@ -14,7 +14,7 @@ import broken_models
 from pellucid.audits import TinyDecoder, audit
 from pellucid.audits.junit import write_junit
 from pellucid.audits.probes.hf_load import from_folder
-from pellucid.audits.targets import from_text
+from pellucid.audits.resolve_target import from_text
 from pellucid.errors import InputError
 
 MINE = """

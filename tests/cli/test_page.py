@@ -17,10 +17,10 @@ from helpers.tiny import tiny_model
 from pellucid.audits import audit, expected_flow
 from pellucid.batch import Batch
 from pellucid.checkpoints import Checkpoint, load
-from pellucid.cli import demo, sample
+from pellucid.cli import demo, html_samples
 from pellucid.cli.main import main
-from pellucid.cli.page import audit_page, curves, run_page
-from pellucid.cli.sample import longest, token_view
+from pellucid.cli.html_report import audit_page, curves, run_page
+from pellucid.cli.html_samples import longest, token_view
 from pellucid.models.probe import DecoderProbe
 from pellucid.records import Flow, TokenView
 from pellucid.training.config import TrainConfig
@@ -257,7 +257,7 @@ def test_big_models_get_short_texts(loaded: Checkpoint, monkeypatch: pytest.Monk
 
 
 def test_the_text_is_held_out(run: Path) -> None:
-    text = sample.heldout_text(TrainConfig.from_file(run / "config.yaml"))
+    text = html_samples.heldout_text(TrainConfig.from_file(run / "config.yaml"))
     assert text.startswith("def number_")
     assert len(text) == 600
 

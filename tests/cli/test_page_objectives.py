@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from pellucid.cli.page import curves
+from pellucid.cli.html_report import curves
 
 
 def line(step: int, final: bool, accuracy: Any) -> dict[str, Any]:

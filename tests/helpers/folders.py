@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pellucid.checkpoints.contract import CONTRACT, with_digest
 from pellucid.checkpoints.files import digest
-from pellucid.checkpoints.tensors import stored_tensors
+from pellucid.checkpoints.load_report import stored_tensors
 from pellucid.checkpoints.weights import TensorSpec
 from pellucid.models import build
 

@@ -11,7 +11,7 @@ import torch
 
 import pellucid as pl
 from helpers.small_run import StopAt, files, small_config, small_words, warned
-from pellucid.configfile.config import config_diff, format_differences
+from pellucid.configfile.base_config import config_diff, format_differences
 from pellucid.errors import ArgumentError, ConfigError, InputError, RunError
 from pellucid.training.config import TrainConfig
 from pellucid.training.environment import changes

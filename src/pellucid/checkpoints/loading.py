@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from pellucid.checkpoints.contract import CONTRACT, Contract, MismatchError, TextContract, read_unverified
 from pellucid.checkpoints.files import digest, open_regular, read, resolve_checkpoint_path
-from pellucid.checkpoints.tensors import (
+from pellucid.checkpoints.load_report import (
     LoadError,
     LoadReport,
     compare_tensors,

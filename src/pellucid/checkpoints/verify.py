@@ -8,7 +8,7 @@ from typing import Any
 
 from pellucid.checkpoints.contract import MismatchError
 from pellucid.checkpoints.loading import Check, open_folder
-from pellucid.checkpoints.tensors import LoadReport
+from pellucid.checkpoints.load_report import LoadReport
 from pellucid.checkpoints.witness import Difference, WitnessError
 from pellucid.records import Table, number
 

@@ -25,7 +25,7 @@ from pellucid.checkpoints.reference_forward import (
     reference_model,
     stream_dtypes,
 )
-from pellucid.checkpoints.tensors import stored_tensors
+from pellucid.checkpoints.load_report import stored_tensors
 from pellucid.checkpoints.tokenizer_fingerprint import TokenizerFingerprint, compare_tokenizer, tokenizer_fingerprint
 from pellucid.checkpoints.weights import ReadTensor
 from pellucid.data.chat import ChatTemplate

@@ -90,7 +90,7 @@ def audit(
     if junit is not None:
         write_junit(junit, report, strict=strict)
     if html is not None:
-        from pellucid.cli.page import audit_page
+        from pellucid.cli.html_report import audit_page
 
         audit_page(html, report, passed)
     _print_report(report, passed, as_json, length)
@@ -99,7 +99,7 @@ def audit(
 def _load_target(target: str) -> tuple[object, Probe | None]:
     """The model that ``target`` names, and its probe where the audit should not choose one."""
     from pellucid.audits.probes.hf_load import from_folder, is_hf_folder
-    from pellucid.audits.targets import from_text
+    from pellucid.audits.resolve_target import from_text
     from pellucid.checkpoints.contract import CONTRACT
     from pellucid.checkpoints.files import resolve_checkpoint_path
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from pellucid.cli import common
-from pellucid.cli.page import NAME, write_or_warn
+from pellucid.cli.html_report import NAME, write_or_warn
 
 if TYPE_CHECKING:
     from pellucid.audits import AuditReport

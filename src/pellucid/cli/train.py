@@ -73,7 +73,7 @@ def train(
 
 
 def _train(wanted: TrainConfig, folder: Path, resume: bool, tensorboard: bool, as_json: bool) -> None:
-    from pellucid.cli.page import refresh_run_page
+    from pellucid.cli.html_report import refresh_run_page
 
     result = _run(wanted, folder, resume, tensorboard)
     if as_json:

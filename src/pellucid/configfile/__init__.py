@@ -15,6 +15,6 @@ Traceback (most recent call last):
 pellucid.errors.ConfigError: there is no key 'rat', did you mean 'rate'?
 """
 
-from pellucid.configfile.config import MAX_BYTES, Config, apply_overrides, read_mapping, to_yaml
+from pellucid.configfile.base_config import MAX_BYTES, Config, apply_overrides, read_mapping, to_yaml
 
 __all__ = ["MAX_BYTES", "Config", "apply_overrides", "read_mapping", "to_yaml"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from pellucid.configfile import read_mapping
-from pellucid.configfile.config import flatten
+from pellucid.configfile.base_config import flatten
 from pellucid.errors import ArgumentError, InputError, RunError
 from pellucid.files import checked_path
 from pellucid.messages import printable

@@ -16,7 +16,7 @@ import torch
 
 from pellucid.checkpoints.loading import TOKENIZER, load, open_folder
 from pellucid.checkpoints.verify import verify
-from pellucid.configfile.config import config_diff, format_differences, format_value
+from pellucid.configfile.base_config import config_diff, format_differences, format_value
 from pellucid.data.corpus import Corpus, Document
 from pellucid.data.loader import Loader
 from pellucid.data.tokenizer import Tokenizer

@@ -239,7 +239,7 @@ def _real(value: object) -> float:
 def _sample(run: Path) -> list[Section]:
     """Held-out text through the last checkpoint, and who sees whom in it."""
     from pellucid.checkpoints import load
-    from pellucid.cli.sample import can_be_shown, heldout_text, token_view
+    from pellucid.cli.html_samples import can_be_shown, heldout_text, token_view
     from pellucid.records import Flow
     from pellucid.training.config import TrainConfig
     from pellucid.training.objectives import CausalLMConfig
@@ -260,7 +260,7 @@ def _sample(run: Path) -> list[Section]:
 
 
 def _circumstances(run: Any) -> list[Table]:
-    from pellucid.configfile.config import flatten
+    from pellucid.configfile.base_config import flatten
     from pellucid.records import Table
     from pellucid.training.environment import read_environment
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from pellucid.configfile.explain import explain
+from pellucid.configfile.error_messages import explain
 from pellucid.configfile.yaml import MAX_DEPTH, dump_yaml, load_yaml, parse_scalar, yaml_repr
 from pellucid.errors import ConfigError
 from pellucid.messages import join_some
