@@ -11,8 +11,8 @@ from broken_models.masks import DiscardsTheFill
 from broken_models.positions import IgnoresPositions
 from pellucid.audits import audit
 from pellucid.audits.probes.keyword_probe import KeywordProbe
-from pellucid.audits.run import probe_for
 from pellucid.audits.resolve_target import from_text
+from pellucid.audits.run import probe_for
 from pellucid.errors import InputError
 
 

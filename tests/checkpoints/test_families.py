@@ -11,8 +11,8 @@ from helpers.folders import resign
 from helpers.kinds import EVERY_KIND, config_of, model_of
 from pellucid.checkpoints import MismatchError, load, reference_forward, save, verify, witness
 from pellucid.checkpoints.contract import CONTRACT, WitnessProbe
-from pellucid.checkpoints.probe_set import probes_of
 from pellucid.checkpoints.load_report import stored_tensors
+from pellucid.checkpoints.probe_set import probes_of
 from pellucid.errors import CheckpointError
 from pellucid.models import Decoder, Encoder, EncoderDecoder, Model
 from pellucid.nn.attend import AttentionOptions

@@ -20,8 +20,8 @@ from helpers.tiny import tiny_config
 from helpers.words import EVERY_WORD, Change, alike, changed, changes, parts_in
 from pellucid.checkpoints import MismatchError, WitnessError, load, save, verify
 from pellucid.checkpoints.contract import CONTRACT, Contract, TextContract, Witness
-from pellucid.checkpoints.probe_set import FARTHEST
 from pellucid.checkpoints.load_report import config_outline, outline, stored_tensors
+from pellucid.checkpoints.probe_set import FARTHEST
 from pellucid.checkpoints.tokenizer_fingerprint import TokenizerFingerprint
 from pellucid.checkpoints.verify import UNSEEN, UNWITNESSED
 from pellucid.checkpoints.witness import check_witness, witness_of

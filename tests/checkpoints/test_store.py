@@ -21,8 +21,8 @@ from pellucid.batch import Batch
 from pellucid.checkpoints import MismatchError, load, save, verify
 from pellucid.checkpoints.contract import CONTRACT
 from pellucid.checkpoints.files import canonical_digest, digest
-from pellucid.checkpoints.loading import TOKENIZER
 from pellucid.checkpoints.load_report import LoadError, stored_tensors
+from pellucid.checkpoints.loading import TOKENIZER
 from pellucid.checkpoints.weights import WEIGHTS, write_tensors
 from pellucid.data.tokenizer import Tokenizer
 from pellucid.errors import ArgumentError, CheckpointError, InputError

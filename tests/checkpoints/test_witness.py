@@ -14,8 +14,8 @@ from helpers.tiny import KINDS, tiny_config, tiny_model
 from pellucid.batch import Batch
 from pellucid.checkpoints import WitnessError, load, reference_forward, save, verify, witness
 from pellucid.checkpoints.contract import CONTRACT, WitnessProbe, read_contract
-from pellucid.checkpoints.probe_set import FARTHEST, probes_of, splitmix64
 from pellucid.checkpoints.load_report import stored_tensors
+from pellucid.checkpoints.probe_set import FARTHEST, probes_of, splitmix64
 from pellucid.errors import CheckpointError
 from pellucid.models import build
 from pellucid.nn import cache as caches

@@ -18,9 +18,9 @@ from pellucid.audits import audit, expected_flow
 from pellucid.batch import Batch
 from pellucid.checkpoints import Checkpoint, load
 from pellucid.cli import demo, html_samples
-from pellucid.cli.main import main
 from pellucid.cli.html_report import audit_page, curves, run_page
 from pellucid.cli.html_samples import longest, token_view
+from pellucid.cli.main import main
 from pellucid.models.probe import DecoderProbe
 from pellucid.records import Flow, TokenView
 from pellucid.training.config import TrainConfig

@@ -333,17 +333,21 @@ def test_audit_of_a_leak_exits_with_one(checkpoint: Path, capsys: Captured, monk
     assert report["verdicts"] == {"future": "leak"}
 
 
-def test_audit_strict_fails_on_what_is_fragile(checkpoint: Path, tmp_path: Path, capsys: Captured) -> None:
-    """A model whose output does not depend on its input cannot show a leak."""
-    loaded = load(checkpoint)
-    with torch.no_grad():
-        loaded.model.norm.weight.zero_()
-    save(tmp_path / "deaf", loaded.model)
-    arguments = ["audit", str(tmp_path / "deaf"), "--checks", "future"]
+def test_audit_strict_fails_on_what_is_fragile(capsys: Captured) -> None:
+    arguments = ["audit", "broken_models.flow:PoisonedByPads", "--checks", "padding"]
     assert main(arguments) == 0
     assert "fragile" in capsys.readouterr().out
     assert main([*arguments, "--strict"]) == 1
     assert capsys.readouterr().out.splitlines()[-1].startswith("failed (")
+
+
+def test_an_audit_of_a_model_that_ignores_its_input_fails(checkpoint: Path, tmp_path: Path, capsys: Captured) -> None:
+    loaded = load(checkpoint)
+    with torch.no_grad():
+        loaded.model.norm.weight.zero_()
+    save(tmp_path / "deaf", loaded.model)
+    assert main(["audit", str(tmp_path / "deaf"), "--checks", "future"]) == 1
+    assert "ignores its input" in capsys.readouterr().out
 
 
 def test_audit_refuses_in_one_line(checkpoint: Path, capsys: Captured) -> None:

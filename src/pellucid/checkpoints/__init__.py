@@ -8,9 +8,9 @@ proves its own forward pass.
 """
 
 from pellucid.checkpoints.contract import Contract, MismatchError
+from pellucid.checkpoints.load_report import LoadError, LoadReport, TensorReport
 from pellucid.checkpoints.loading import Checkpoint, load
 from pellucid.checkpoints.saving import save
-from pellucid.checkpoints.load_report import LoadError, LoadReport, TensorReport
 from pellucid.checkpoints.verify import Verification, verify
 from pellucid.checkpoints.witness import WitnessError
 

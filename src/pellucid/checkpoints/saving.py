@@ -12,8 +12,8 @@ from torch import nn
 
 from pellucid.checkpoints.contract import CONTRACT, Contract, TextContract
 from pellucid.checkpoints.files import digest, new_folder, write_text
-from pellucid.checkpoints.loading import BESIDE, LABELS, TEMPLATE, TOKENIZER, check_label_names, open_folder
 from pellucid.checkpoints.load_report import config_outline, first_difference, outline, stored_tensors
+from pellucid.checkpoints.loading import BESIDE, LABELS, TEMPLATE, TOKENIZER, check_label_names, open_folder
 from pellucid.checkpoints.weights import DTYPES, TensorSpec, dtype_name, write_weights
 from pellucid.checkpoints.witness import live_witness
 from pellucid.data.chat import ChatTemplate

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from pellucid.checkpoints.contract import MismatchError
-from pellucid.checkpoints.loading import Check, open_folder
 from pellucid.checkpoints.load_report import LoadReport
+from pellucid.checkpoints.loading import Check, open_folder
 from pellucid.checkpoints.witness import Difference, WitnessError
 from pellucid.records import Table, number
 

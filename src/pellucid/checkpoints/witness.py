@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from pellucid.checkpoints.contract import MismatchError, ProbeRecord, Witness, WitnessProbe
+from pellucid.checkpoints.load_report import stored_tensors
 from pellucid.checkpoints.probe_set import probes_of
 from pellucid.checkpoints.reference_forward import (
     hidden_states,
@@ -25,7 +26,6 @@ from pellucid.checkpoints.reference_forward import (
     reference_model,
     stream_dtypes,
 )
-from pellucid.checkpoints.load_report import stored_tensors
 from pellucid.checkpoints.tokenizer_fingerprint import TokenizerFingerprint, compare_tokenizer, tokenizer_fingerprint
 from pellucid.checkpoints.weights import ReadTensor
 from pellucid.data.chat import ChatTemplate
