@@ -135,7 +135,7 @@ def test_a_page_that_cannot_be_written_is_one_line(
     def broken(*arguments: object) -> TokenView:
         raise RuntimeError("two\nlines \x1b[2J")
 
-    monkeypatch.setattr(sample, "token_view", broken)
+    monkeypatch.setattr(html_samples, "token_view", broken)
     assert main(["train", str(run), "--resume"]) == 0
     assert capsys.readouterr().err.splitlines()[1:] == [
         f"warning: no page at {run / 'report.html'}: two lines \ufffd[2J"
@@ -247,12 +247,12 @@ def test_a_model_that_sees_too_much_is_seen_through(loaded: Checkpoint) -> None:
 
 def test_big_models_get_short_texts(loaded: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     assert longest(loaded.model) == 48  # as many as it has positions
-    monkeypatch.setattr(sample, "_WEIGHTS", 6 * 20**2)
+    monkeypatch.setattr(html_samples, "_WEIGHTS", 6 * 20**2)
     assert longest(loaded.model) == 20
     parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
-    monkeypatch.setattr(sample, "_WORK", 100 * parameters)
+    monkeypatch.setattr(html_samples, "_WORK", 100 * parameters)
     assert longest(loaded.model) == 10
-    monkeypatch.setattr(sample, "_WORK", 1)
+    monkeypatch.setattr(html_samples, "_WORK", 1)
     assert longest(loaded.model) == 2
 
 
