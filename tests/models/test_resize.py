@@ -10,7 +10,7 @@ from helpers.tiny import KINDS, tiny_model
 from pellucid.batch import Batch
 from pellucid.checkpoints import load, save, verify
 from pellucid.errors import InputError
-from pellucid.models.resize_token_embeddings import SPREAD, resized
+from pellucid.models.resize_token_embeddings import SPREAD, resize_token_embeddings
 
 BATCH = Batch.from_rows([[4, 0, 2, 1], [3]])
 HEADS = {
@@ -36,7 +36,7 @@ def test_old_rows_and_their_logits_stay(head: str, old: int, new: int) -> None:
     model = made(head, old)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     logits = model(BATCH).logits
-    found = resized(model, new)
+    found = resize_token_embeddings(model, new)
     kept = min(old, new)
 
     assert found.config == model.config.model_copy(update={"vocab_size": new})
@@ -59,7 +59,7 @@ def test_old_rows_and_their_logits_stay(head: str, old: int, new: int) -> None:
 @pytest.mark.parametrize("head", HEADS)
 def test_new_rows_are_the_mean_and_a_little_aside(head: str) -> None:
     model = made(head, 40)
-    found = resized(model, 1040)
+    found = resize_token_embeddings(model, 1040)
     for name in ("embed_tokens", "lm_head"):
         old, new = (getattr(m, name).weight.detach().double() for m in (model, found))
         aside = (new[40:] - old.mean(0)) / (SPREAD * old.std(0, correction=0))
@@ -76,7 +76,11 @@ def test_new_rows_are_the_mean_and_a_little_aside(head: str) -> None:
 def test_new_rows_follow_from_the_seed_alone() -> None:
     model = tiny_model(tie_word_embeddings=False)
     state = torch.get_rng_state()
-    a, b, c = resized(model, 60), resized(model, 60), resized(model, 60, seed=1)
+    a, b, c = (
+        resize_token_embeddings(model, 60),
+        resize_token_embeddings(model, 60),
+        resize_token_embeddings(model, 60, seed=1),
+    )
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(a.embed_tokens.weight, b.embed_tokens.weight)
     assert torch.equal(a.lm_head.weight, b.lm_head.weight)
@@ -88,7 +92,7 @@ def test_everything_else_stays_as_it_was() -> None:
     model = tiny_model(dtype=torch.bfloat16, backend="reference").train()
     model.layers[0].eval()
     model.embed_tokens.weight.requires_grad_(False)
-    found = resized(model, 55)
+    found = resize_token_embeddings(model, 55)
     assert {p.dtype for p in found.parameters()} == {torch.bfloat16}
     assert [m.training for m in found.modules()] == [m.training for m in model.modules()]
     assert [p.requires_grad for p in found.parameters()] == [p.requires_grad for p in model.parameters()]
@@ -98,7 +102,7 @@ def test_everything_else_stays_as_it_was() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_resized_model_is_a_whole_checkpoint(tmp_path: Any, kind: str) -> None:
-    found = resized(tiny_model(kind, hidden_size=16, dtype=torch.float32), 53)
+    found = resize_token_embeddings(tiny_model(kind, hidden_size=16, dtype=torch.float32), 53)
     save(tmp_path / "a", found)
     assert verify(tmp_path / "a").passed
     assert torch.equal(load(tmp_path / "a").model(BATCH).logits, found(BATCH).logits)
@@ -109,17 +113,17 @@ def test_a_resized_model_is_a_whole_checkpoint(tmp_path: Any, kind: str) -> None
 @pytest.mark.usefixtures("our_checks_only")
 def test_a_size_that_is_none_is_refused(size: Any) -> None:
     with pytest.raises(InputError, match="vocab_size"):
-        resized(tiny_model(), size)
-    with pytest.raises(InputError, match="resized takes a model, not a Linear"):
-        resized(nn.Linear(2, 2), 5)  # type: ignore[arg-type]
+        resize_token_embeddings(tiny_model(), size)
+    with pytest.raises(InputError, match="resize_token_embeddings takes a model, not a Linear"):
+        resize_token_embeddings(nn.Linear(2, 2), 5)  # type: ignore[arg-type]
 
 
 def test_an_encoder_decoder_keeps_one_table_and_a_classifier_has_no_logits_to_widen() -> None:
     both = tiny_model(family="encoder_decoder", dtype=torch.float32)
-    found = resized(both, 57)
+    found = resize_token_embeddings(both, 57)
     assert found.encoder.embed_tokens is found.embed_tokens
     assert found.lm_head.weight is found.embed_tokens.weight
     assert found.embed_tokens.weight.shape[0] == 57
     head = {"kind": "sequence_classification", "num_labels": 3}
     classifier = tiny_model(family="encoder", head=head, dtype=torch.float32)
-    assert torch.equal(resized(classifier, 57)(BATCH).logits, classifier(BATCH).logits)
+    assert torch.equal(resize_token_embeddings(classifier, 57)(BATCH).logits, classifier(BATCH).logits)

@@ -21,7 +21,7 @@ M = TypeVar("M", bound=Model)
 
 
 @torch.no_grad()
-def resized(model: M, vocab_size: int, *, seed: int = 0) -> M:
+def resize_token_embeddings(model: M, vocab_size: int, *, seed: int = 0) -> M:
     """A new model of ``vocab_size`` tokens, otherwise as ``model`` is; ``model`` stays as it is.
 
     Rows of ids that both have are the same bits, so that their logits are what they were; what is tied stays tied. A
@@ -30,7 +30,7 @@ def resized(model: M, vocab_size: int, *, seed: int = 0) -> M:
     A table that only an encoder reads (``source_vocab_size``) stays as it is.
     """
     if not isinstance(model, Model) or not isinstance(model.config, ModelConfig):
-        raise ArgumentError(f"resized takes a model, not a {type(model).__name__}; build or load one")
+        raise ArgumentError(f"resize_token_embeddings takes a model, not a {type(model).__name__}; build or load one")
     size = model.config.model_copy(update={"vocab_size": vocab_size}).vocab_size
     generator = torch.Generator().manual_seed(seed)
     new = copy.deepcopy(model)
