@@ -423,14 +423,11 @@ def test_a_cross_cache_that_is_not_reordered_is_found():
 
             class Unordered(type(cache)):
                 def reorder(self, index_B):
-                    before = inner.memory
-                    crossed = [{**vars(layer)} for layer in inner.layers]
+                    before, crossed = inner.encoder_coords, [layer.cross for layer in inner.layers]
                     super().reorder(index_B)
-                    inner.memory = before
-                    for layer, values in zip(inner.layers, crossed, strict=True):
-                        for name, value in values.items():
-                            if "cross" in name:
-                                setattr(layer, name, value)
+                    inner.encoder_coords = before
+                    for layer, cross in zip(inner.layers, crossed, strict=True):
+                        layer.cross = cross
 
             return Unordered(inner)
 
