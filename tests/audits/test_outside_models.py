@@ -434,3 +434,30 @@ def test_a_cross_cache_that_is_not_reordered_is_found():
     assert audit(probe=EncoderDecoderProbe(model), checks=["cache"]).verdicts == {"cache": "pass"}
     report = audit(probe=Forgets(model), checks=["cache"])
     assert [f.case for f in report.findings if f.failed] == ["reorder"]
+
+
+class ShiftsBesideAMask(OneLayer):
+    """Given a mask it counts positions by it, one too many: rows with an all-ones mask stand elsewhere than without."""
+
+    def __init__(self, leaks: bool = False) -> None:
+        super().__init__()
+        self.shifted, self.positions = leaks, nn.Embedding(128, WIDTH)
+
+    def forward(self, tokens, attention_mask=None):
+        mask_BT = torch.ones_like(tokens) if attention_mask is None else attention_mask
+        positions_BT = (mask_BT.cumsum(1) - 1).clamp(min=0)
+        if self.shifted and attention_mask is not None and bool(mask_BT.all()):
+            positions_BT = positions_BT + 1
+        x = self.table(tokens) + self.positions(positions_BT)
+        slots = tokens.shape[1]
+        hidden_BTT = torch.ones(slots, slots, dtype=torch.bool).triu(1) | (mask_BT == 0)[:, None, :]
+        hidden_BTT = hidden_BTT & ~torch.eye(slots, dtype=torch.bool)  # padding sees itself
+        return self.head(self.layer(x, src_mask=hidden_BTT.repeat_interleave(2, 0)))
+
+
+def test_padding_is_tested_in_every_way_of_calling():
+    assert audit(ShiftsBesideAMask(), checks=["padding"]).passed
+    report = audit(ShiftsBesideAMask(leaks=True), checks=["padding"])
+    failed = [finding.case for finding in report.findings if finding.failed]
+    assert failed
+    assert all(case.startswith("with an all-ones mask, ") for case in failed)

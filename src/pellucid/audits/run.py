@@ -34,6 +34,7 @@ from pellucid.records import Finding, Flow, TokenView
 from pellucid.visibility import parse
 
 _OF_FLOW = ("future", "window", "prefix", "padding", "packing", "batch", "cross")  # checks that look for paths
+_BY_MODE = ("padding", "mask_ignored", "polarity", "cache", "positions")  # that ask in every way of calling, too
 _REQUIRED = ("name", "vocab_size", "rules", "module", "max_length", "capabilities", "logits", "with_module")
 
 
@@ -242,9 +243,18 @@ def _findings_on_variants(check: Check, context: AuditContext) -> list[Finding]:
         variants |= context.once("woken", lambda: _with_zeros_woken(context.probe))
     found: list[Finding] = []
     for case, probe in variants.items():
-        findings = _findings(check, AuditContext(probe, length=context.wanted_length, budget=context.budget))
-        found += [replace(each, case=f"{case}, {each.case}".removesuffix(", ")) for each in findings]
+        other = context.once(f"context {case}", lambda probe=probe: AuditContext(probe, length=context.wanted_length))  # type: ignore[misc]
+        found += _prefixed(case, _findings(check, other))
+    for mode in context.probe.call_modes if check.name in _BY_MODE else ():
+        with context.probe.call_mode(mode):
+            other = context.once(f"context {mode}", lambda: AuditContext(context.probe, length=context.wanted_length))
+            found += _prefixed(mode, _findings(check, other))
     return found
+
+
+def _prefixed(case: str, findings: list[Finding]) -> list[Finding]:
+    """The findings of a variant of the target, under its name."""
+    return [replace(each, case=f"{case}, {each.case}".removesuffix(", ")) for each in findings]
 
 
 def _with_zeros_woken(probe: Probe) -> dict[str, Probe]:
