@@ -21,6 +21,18 @@ class Leaks(nn.Module):
     def forward(self, tokens):
         x = self.table(tokens)
         return self.out(x - x.mean(1, keepdim=True))
+
+class Masked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.out = nn.Embedding(9, 8), nn.Linear(8, 9)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+
+    def forward(self, ids, src_key_padding_mask, flag=None):
+        causal = torch.ones(ids.shape[1], ids.shape[1]).triu(1).bool()
+        causal = causal | src_key_padding_mask[:, None, :]
+        causal = causal & ~torch.eye(ids.shape[1], dtype=torch.bool)
+        return self.out(self.layer(self.table(ids), src_mask=causal.repeat_interleave(2, 0)))
 """
 
 
@@ -98,3 +110,21 @@ def test_it_says_how_the_target_was_called(folder, capsys):
 def test_bad_usage_is_exit_2(folder, capsys, command, said):
     assert main(["audit", *command]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_probe_is_begun_from_a_signature(folder, capsys):
+    assert main(["audit", "audited_by_name:Masked", "--write-probe", "my_probe.py"]) == 0
+    assert "pellucid audit my_probe:make_probe" in capsys.readouterr().out
+    text = (folder / "my_probe.py").read_text()
+    for line in (
+        "            ids=batch.tokens,",
+        "            src_key_padding_mask=batch.segments == 0,  # True hides",
+        '    capabilities = frozenset({"padding"})  # what the call below obeys',
+        "    vocab_size = 9",
+        "    return ModelProbe(Masked())",
+    ):
+        assert line in text.splitlines()
+    assert main(["audit", "my_probe:make_probe", "--checks", "future,padding,batch"]) == 0
+    sys.modules.pop("my_probe")
+    assert main(["audit", "audited_by_name:Masked", "--write-probe", "my_probe.py"]) == 2  # it is there
+    assert main(["audit", "audited_by_name:Masked", "--write-probe", "my-probe.txt"]) == 2

@@ -26,6 +26,15 @@ def from_text(text: str) -> object:
     Raises:
         ArgumentError: there is no such thing, or it cannot be made without arguments.
     """
+    return _make(find(text), text)
+
+
+def find(text: str) -> Any:
+    """What ``module:attribute`` names, as it is.
+
+    Raises:
+        ArgumentError: there is no such thing.
+    """
     name, colon, path = text.partition(":")
     if not colon or not name or not path:
         raise ArgumentError(f"{text!r} names nothing that can be audited;{_hint(text)} give {_KINDS}")
@@ -36,7 +45,7 @@ def from_text(text: str) -> object:
             hint = did_you_mean(part, names, "; ", 0.5)
             raise ArgumentError(f"{name} has no {path!r}{hint or ';'} it has {', '.join(names[:12]) or 'nothing'}")
         found = getattr(found, part)
-    return _make(found, text)
+    return found
 
 
 def _hint(text: str) -> str:

@@ -43,6 +43,13 @@ Budget = Annotated[
 Seed = Annotated[int, typer.Option(help="Seed of the random tokens.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Also fail on fragile findings and checks not run.")]
 JUnit = Annotated[Path | None, typer.Option(help="Write a JUnit XML file.", show_default=False)]
+WriteProbe = Annotated[
+    Path | None,
+    typer.Option(
+        help="Write the beginning of a probe for TARGET to this .py file, from its signature, and stop.",
+        show_default=False,
+    ),
+]
 Html = Annotated[Path | None, typer.Option(help="Write an HTML report.", show_default=False)]
 
 
@@ -56,6 +63,7 @@ def audit(
     strict: Strict = False,
     junit: JUnit = None,
     html: Html = None,
+    write_probe: WriteProbe = None,
     as_json: common.Json = False,
 ) -> None:
     """Check that information flows only where it should, in any model.
@@ -69,12 +77,16 @@ def audit(
       pellucid audit my-model --checks future,padding,cache
       pellucid audit mypackage.models:make_model --html audit.html
       pellucid audit transformers:GPT2LMHeadModel --budget 30
+      pellucid audit mypackage.models:make_model --write-probe probe.py
     """
     from pellucid.audits import audit as run_audit
     from pellucid.audits.junit import write_junit
 
     with common.stdout_to_stderr():
         model, probe = _load_target(target)
+    if write_probe is not None:
+        _write_probe(write_probe, model, target)
+        return
     with common.Progress(as_json) as progress, common.stdout_to_stderr():
         report = run_audit(
             model,
@@ -114,6 +126,22 @@ def _load_target(target: str) -> tuple[object, Probe | None]:
     if path.is_dir():
         return from_folder(path), None
     return from_text(target), None
+
+
+def _write_probe(path: Path, model: object, target: str) -> None:
+    from pellucid.audits.probes.template import probe_template
+    from pellucid.audits.resolve_target import find
+    from pellucid.errors import ArgumentError
+    from pellucid.files import replace_file
+
+    _, colon, attribute = target.partition(":")
+    if not colon:
+        raise ArgumentError(f"--write-probe needs module:attribute, not {target!r}; folders are audited as they are")
+    if path.suffix != ".py" or not path.stem.isidentifier() or path.exists():
+        raise ArgumentError(f"--write-probe takes a new .py file whose name can be imported, not {str(path)!r}")
+    call = attribute if model is find(target) else f"{attribute}()"
+    replace_file(path, probe_template(model, target, call).encode())
+    typer.echo(f"wrote {path}: check each line, then pellucid audit {path.stem}:make_probe")
 
 
 def _print_report(report: AuditReport, passed: bool, as_json: bool, length: int) -> None:

@@ -71,7 +71,7 @@ def call_hint(error: Exception) -> str:
         return "it takes no plain tensor: audit a function, lambda ids: model({'input_ids': ids})"
     if re.search(r"dtype|scalar type|type Float|Long", text):
         return "it takes numbers, not ids: put a table before it, nn.Sequential(nn.Embedding(50, features), model)"
-    return "wrap the call in a function of token ids, or write a probe: audit(probe=…)"
+    return "wrap the call in a function of token ids, or write a probe (pellucid audit TARGET --write-probe probe.py)"
 
 
 def factory_hint(result: object) -> str:
