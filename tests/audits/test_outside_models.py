@@ -278,9 +278,65 @@ class OneLength(OneLayer):
 @pytest.mark.parametrize("make", [Eights, OneLength])
 def test_targets_that_take_some_lengths_only_are_audited_in_these(make):
     report = audit(make())
-    assert report.verdicts["future"] == "pass"
     assert set(report.verdicts.values()) == {"pass", "not_applicable"}
+    for check in ("future", "batch", "dropout", "determinism", "modes", "trace"):
+        assert report.verdicts[check] == "pass", check
     assert audit(make(leaks=True), checks=["future"]).verdicts == {"future": "leak"}
+
+    class Drops(make):
+        def forward(self, tokens):
+            return functional.dropout(super().forward(tokens), 0.5, True)
+
+    class Mixes(make):
+        def forward(self, tokens):
+            logits = super().forward(tokens)
+            return logits - logits.mean(0, keepdim=True) / 2
+
+    assert audit(Drops(), checks=["dropout"]).verdicts == {"dropout": "leak"}
+    assert audit(Mixes(), checks=["batch"]).verdicts == {"batch": "leak"}
+
+
+def test_a_refusal_is_recognized_without_its_source():
+    code = """
+class Typed(Eights):
+    def forward(self, tokens):
+        if tokens.shape[1] % 8:
+            raise ValueError("multiples of 8 only")
+        return super().forward(tokens)
+"""
+    scope = {"Eights": Eights}
+    exec(code, scope)
+    assert audit(scope["Typed"]()).passed
+
+
+class MaskOfEights(OneLayer):
+    """Multiples of 8, and a padding mask that the layer obeys (or not)."""
+
+    def forward(self, tokens, attention_mask=None):
+        if tokens.shape[1] % 8:
+            raise ValueError("multiples of 8 only")
+        slots = tokens.shape[1]
+        hidden_BTT = torch.ones(slots, slots, dtype=torch.bool).triu(1).expand(len(tokens), -1, -1)
+        if attention_mask is not None and not self.leaks:
+            hidden_BTT = hidden_BTT | (attention_mask == 0)[:, None, :]
+        hidden_BTT = hidden_BTT & ~torch.eye(slots, dtype=torch.bool)
+        return self.head(self.layer(self.table(tokens), src_mask=hidden_BTT.repeat_interleave(2, 0)))
+
+
+def test_padding_of_targets_that_take_some_lengths_only_is_tested():
+    assert audit(MaskOfEights(), checks=["padding", "mask_ignored", "polarity"]).passed
+    verdicts = audit(MaskOfEights(leaks=True), checks=["padding", "mask_ignored"]).verdicts
+    assert verdicts["padding"] == verdicts["mask_ignored"] == "leak"
+
+
+def test_a_maximum_over_the_row_is_found_whatever_the_seed():
+    model = OneLayer()
+
+    def scaled(tokens):
+        logits = model(tokens)
+        return logits / logits.abs().amax((1, 2), keepdim=True)
+
+    assert {audit(scaled, checks=["future"], seed=seed).verdicts["future"] for seed in range(6)} == {"leak"}
 
 
 class Series(OneLayer):
@@ -303,6 +359,46 @@ def test_a_model_of_numbers_is_audited_as_it_is():
     scores = OneLayer()
     scores.head = nn.Sequential(nn.Linear(WIDTH, 1), nn.Flatten(1))  # [B, T]: a number for each token
     assert audit(scores, checks=["future"]).verdicts == {"future": "pass"}
+
+
+class Forecaster(Series):
+    """A whole row in, eight numbers out: who sees whom within it cannot be told."""
+
+    def forward(self, x):
+        return super().forward(x)[:, -1:] * torch.arange(1.0, 9.0).to(x)
+
+
+def test_one_output_of_a_row_of_numbers_is_not_taken_for_one_a_token():
+    with pytest.raises(ArgumentError):
+        audit(Forecaster())
+
+
+def test_a_mask_in_a_buffer_is_no_table():
+    class Counts(OneLayer):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mask", torch.ones(64, 64).tril())
+
+        def mix(self, x):
+            slots = x.shape[1]
+            scores = (x @ x.mT).masked_fill(self.mask[:slots, :slots] != 1, float("-inf"))
+            return scores.softmax(-1) @ x + 1e-6 * slots
+
+    assert audit(Counts(), checks=["future"]).verdicts == {"future": "leak"}
+
+
+def test_variants_keep_to_the_budget_and_the_order_of_checks_decides_nothing():
+    report = audit(ZeroInitialized(leaks=True), budget=0.001)
+    assert report.not_run
+
+    class Noise(OneLayer):
+        def mix(self, x):
+            return super().mix(x) + 0.1 * torch.randn(1, 1, WIDTH).to(x)
+
+    for checks in (["future"], ["dropout", "future"], ["future", "trace", "future"]):
+        report = audit(Noise(leaks=True), checks=checks)
+        assert report.of("future")[0].status == "leak"
+        assert "float64" in report.of("future")[0].decided
 
 
 def test_modules_that_a_function_calls_are_in_eval_mode_meanwhile():

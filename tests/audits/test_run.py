@@ -213,7 +213,7 @@ def test_other_rules_can_be_expected():
     for expect in ("causal & window(3)", causal() & window(3), ["causal & window(3)", causal() & window(3)]):
         assert audit(model, checks=["window"], expect=expect).verdicts == {"window": "leak"}
     assert audit(model, checks=["window"], expect="causal").verdicts == audit(model, checks=["window"]).verdicts
-    with pytest.raises(InputError, match="3 rules are expected, but TinyDecoder has 2 layers; give 1 or 2"):
+    with pytest.raises(InputError, match="expect lists 3 rules, but TinyDecoder has 2 layers; give 1 or 2"):
         audit(model, expect=["causal"] * 3)
 
 

@@ -96,4 +96,5 @@ def _yes(found: Sequence[Finding]) -> str:
     """In how many cases, and which did not apply."""
     silent = [finding.case for finding in found if finding.status == "not_applicable" and finding.case]
     more = f" Not applicable: {', '.join(silent)}." if silent else ""
-    return f"Yes, in {sum(finding.status == 'pass' for finding in found)} cases.{more}"
+    count = sum(finding.status == "pass" for finding in found)
+    return f"Yes, in {count} case{'s' * (count != 1)}.{more}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import math
 import time
@@ -11,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import nn
@@ -35,6 +36,7 @@ from pellucid.visibility import parse
 
 _OF_FLOW = ("future", "window", "prefix", "padding", "packing", "batch", "cross")  # checks that look for paths
 _BY_MODE = ("padding", "mask_ignored", "polarity", "cache", "positions")  # that ask in every way of calling, too
+_AS_GOOD_AS_ZERO = 1e-9  # weights so small hide what is behind them in float32
 _REQUIRED = ("name", "vocab_size", "rules", "module", "max_length", "capabilities", "logits", "with_module")
 
 
@@ -76,10 +78,26 @@ def audit(
         raise ArgumentError(f"length is {length}, but nothing can be hidden from fewer than 2 tokens; give 2 or more")
     if budget is not None and not 0 < budget < math.inf:
         raise ArgumentError(f"budget is {budget}, but a number of seconds above 0 is needed; leave it out for no bound")
-    start = time.perf_counter()
     for module in (target, getattr(probe, "module", None)):
         if isinstance(module, nn.Module) and any(t.is_meta for t in (*module.parameters(), *module.buffers())):
             raise ArgumentError("the target has weights on the meta device, which hold nothing; build it on a real one")
+    with ExitStack() as stack:
+        for module in _closed_over(target):  # before the first call
+            stack.enter_context(preserve_state(module))
+        return _audited(target, probe, chosen, length, budget, seed, expect, progress)
+
+
+def _audited(
+    target: object,
+    probe: Probe | None,
+    chosen: Sequence[Check],
+    length: int,
+    budget: float | None,
+    seed: int,
+    expect: Visibility | str | Sequence[Visibility | str] | None,
+    progress: Callable[[str], None] | None,
+) -> AuditReport:
+    start = time.perf_counter()
     given = target if probe is None else getattr(probe, "module", None)
     untouched = shallow_weight_copy(given)  # before its first call
     probe = probe_for(target) if probe is None else probe
@@ -90,9 +108,7 @@ def audit(
         probe = _with_rules(probe, expect)
     findings: list[Finding] = []
     not_run: list[str] = []
-    with ExitStack() as stack:
-        for module in [probe.module, *_closed_over(target)]:
-            stack.enter_context(preserve_state(module))
+    with preserve_state(probe.module):
         context = AuditContext(probe, length=length, seed=seed, budget=budget)
         context.untouched = untouched
         for check in chosen:
@@ -113,12 +129,16 @@ def audit(
 
 def _with_rules(probe: Probe, expect: Visibility | str | Sequence[Visibility | str]) -> Probe:
     """A probe that declares other rules."""
-    given = [expect] if isinstance(expect, str) or hasattr(expect, "mask") else list(cast(Sequence[Any], expect))
+    given = expect.split(";") if isinstance(expect, str) else [expect] if hasattr(expect, "mask") else expect
+    if not isinstance(given, list | tuple) or not given:
+        raise ArgumentError(
+            f"expect is {expect!r}, but a rule or a list of rules is needed, such as 'causal & window(64)'"
+        )
     rules = tuple(parse(rule) if isinstance(rule, str) else cast(Visibility, rule) for rule in given)
     layers = len(probe.rules)
     if len(rules) not in (1, layers):
         count = "1" if layers == 1 else f"1 or {layers}"
-        raise ArgumentError(f"{len(rules)} rules are expected, but {probe.name} has {layers} layers; give {count}")
+        raise ArgumentError(f"expect lists {len(rules)} rules, but {probe.name} has {layers} layers; give {count}")
     probe = copy.copy(probe)
     probe.rules, probe.rules_declared = rules * (layers // len(rules)), True
     return probe
@@ -126,10 +146,15 @@ def _with_rules(probe: Probe, expect: Visibility | str | Sequence[Visibility | s
 
 def _closed_over(target: object) -> list[nn.Module]:
     """Modules that a function calls: in train mode they would drop and draw while they are audited."""
-    if not inspect.isfunction(target):
+    if isinstance(target, nn.Module) or not callable(target):
         return []
-    found = inspect.getclosurevars(target)
-    return [value for value in {**found.globals, **found.nonlocals}.values() if isinstance(value, nn.Module)]
+    if isinstance(target, functools.partial):
+        return _closed_over(target.func)
+    held = [getattr(target, "__self__", None), *getattr(target, "__dict__", {}).values()]
+    with suppress(TypeError, ValueError):  # no function, or one that is not yet bound
+        found = inspect.getclosurevars(target)
+        held += [*found.globals.values(), *found.nonlocals.values()]
+    return [value for value in held if isinstance(value, nn.Module)]
 
 
 def probe_for(target: object) -> Probe:
@@ -221,9 +246,10 @@ def _raised(error: BaseException) -> str:
     """An error with its place; one of the audit's own is not reported as the target's."""
     frames = traceback.extract_tb(error.__traceback__)
     ours, library = Path(__file__).parent, Path(torch.__file__).parent
+    calling = (ours / "engine" / "target_run.py", ours / "probes")
     places = [Path(frame.filename) for frame in frames]
     called = any(
-        place.name == "target_run.py" or place.parent.name == "probes"
+        any(place.is_relative_to(each) for each in calling)
         or not (place.is_relative_to(ours) or place.is_relative_to(library))
         for place in places
     )  # fmt: skip
@@ -240,15 +266,16 @@ def _findings_on_variants(check: Check, context: AuditContext) -> list[Finding]:
     """
     variants: dict[str, Probe] = getattr(context.probe, "restricted", dict)() if check.name == "future" else {}
     if check.name in _OF_FLOW:
-        variants |= context.once("woken", lambda: _with_zeros_woken(context.probe))
+        randomized = context.once("zero weights randomized", lambda: _with_zero_weights_randomized(context.probe))
+        variants = {**variants, **randomized}
     found: list[Finding] = []
     for case, probe in variants.items():
-        other = context.once(f"context {case}", lambda probe=probe: AuditContext(probe, length=context.wanted_length))  # type: ignore[misc]
-        found += _prefixed(case, _findings(check, other))
+        if not context.spent:
+            found += _prefixed(case, _findings(check, context.variant(case, probe)))
     for mode in context.probe.call_modes if check.name in _BY_MODE else ():
         with context.probe.call_mode(mode):
-            other = context.once(f"context {mode}", lambda: AuditContext(context.probe, length=context.wanted_length))
-            found += _prefixed(mode, _findings(check, other))
+            if not context.spent:
+                found += _prefixed(mode, _findings(check, context.variant(mode, context.probe)))
     return found
 
 
@@ -257,19 +284,20 @@ def _prefixed(case: str, findings: list[Finding]) -> list[Finding]:
     return [replace(each, case=f"{case}, {each.case}".removesuffix(", ")) for each in findings]
 
 
-def _with_zeros_woken(probe: Probe) -> dict[str, Probe]:
+def _with_zero_weights_randomized(probe: Probe) -> dict[str, Probe]:
     """A copy in which weights that are 0 throughout are small random numbers; none where there are no such weights."""
     module = probe.module
     if module is None:
         return {}
-    zeros = [
-        name for name, weight in module.named_parameters()
-        if weight.requires_grad and weight.numel() and "bias" not in name.rpartition(".")[2] and not bool(weight.any())
-    ]  # fmt: skip
-    if not zeros:
-        return {}
     generator = torch.Generator().manual_seed(1)
     try:
+        zeros = [
+            name for name, weight in module.named_parameters()
+            if weight.requires_grad and "bias" not in name.rpartition(".")[2]
+            and weight.numel() and not bool((weight.abs() > _AS_GOOD_AS_ZERO).any())
+        ]  # fmt: skip
+        if not zeros:
+            return {}
         copied = copy.deepcopy(module)
         weights = dict(copied.named_parameters())
         with torch.no_grad():

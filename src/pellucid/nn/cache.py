@@ -60,9 +60,8 @@ class LayerCache:
         for store, cast in zip(self.tensors, casts, strict=True):
             store[:, start:stop] = cast
         self.nonfinite[:, start:stop] = False if nonfinite_BT is None else nonfinite_BT
-        nonfinite_BS = self.nonfinite[:, :stop]
+        nonfinite_BS = self.nonfinite[:, :stop].clone()  # later chunks are marked in place
         if overflow_BT is not None:  # finite in this pass, which reads what is not cast yet
-            nonfinite_BS = nonfinite_BS.clone()
             self.nonfinite[:, start:stop] |= overflow_BT
         return tuple(self._read(store, chunk) for store, chunk in zip(self.tensors, new, strict=True)), nonfinite_BS
 

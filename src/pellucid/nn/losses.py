@@ -221,7 +221,7 @@ def _(
 ) -> tuple[Tensor, ...]:
     exact = torch.float64 if dtype == torch.float64 else torch.float32
     gradients = [
-        hidden.new_empty(0) if x is None or not needs else torch.empty_like(x, dtype=kind)
+        hidden.new_empty(0) if x is None or not needs else x.new_empty(x.shape, dtype=kind)
         for x, kind, needs in zip((hidden, weight, bias), (hidden.dtype, exact, exact), needs_grad, strict=True)
     ]
     return hidden.new_empty((), dtype=exact), labels.new_empty(()), *gradients

@@ -23,9 +23,8 @@ def check(context: AuditContext) -> Iterator[Finding]:
         batch = context.with_sources(Batch.from_rows(order, side=side))
         good, wrong = "every row answers as it does alone", "row {row} differs from its output alone at {query}"
         yield compare_with_alone(context, case, batch, order, good=good, wrong=wrong)
-    equal = [
-        context.tokens(1) * min(6, context.length)
-    ] * 12  # what is shared out by token, such as an expert's capacity, runs short
+    # what is shared out among tokens, such as an expert's capacity, runs short where all choose the same
+    equal = [context.tokens(1)[:1] * context.round(min(6, context.length))] * 12
     yield compare_with_alone(
         context, "many equal rows", Batch.from_rows(equal), equal, good="equal rows answer as one of them alone",
         wrong="row {row} of many equal ones differs from its output alone at {query}",

@@ -92,7 +92,7 @@ def _chunks(
         where, message = Location(*index), f"slot {index[1]} differs through the cache"
         return _seen_otherwise(context, run, batch, cached, where, message) if explain else (where, message)
 
-    readings = context.read(lambda run: deviation(run, alone(batch, rows), cached, batch.token_mask))
+    readings = context.read(lambda run: deviation(run, alone(batch, rows), cached, batch.token_mask), shapes=True)
     return decide(context, case, readings, good="every position answers as without a cache", place=place)
 
 

@@ -39,6 +39,7 @@ from pellucid.audits.engine.target_run import Deviation, TargetRun, logit_scale,
 from pellucid.batch import Batch
 from pellucid.records import Finding, Location
 
+_ROWS = 4
 _SHORT = 64  # of longer rows less is run twice
 
 
@@ -74,10 +75,11 @@ def _behind_cuts(context: AuditContext, flow: InfluenceMatrix) -> Iterator[Findi
 
         cuts = informative_cuts(slots, max(4, min(8, rows)))
         yield perturb_suffixes(context, mode, Perturbations(context, flow.row, in_mode, most=1), cuts)
-    if slots > 3:
+    if slots > 3 and context.step < slots:
         yield _shorter(context, "cut short", flow.changes)
     for length in longer_lengths(context):
         yield _longer(context, f"rows of {length}", length)
+    yield _many_rows(context, "other rows", slots)
 
 
 @skip_if_unsupported
@@ -85,6 +87,17 @@ def _longer(context: AuditContext, case: str, length: int) -> Finding:
     """Where something begins at some length, such as a table that ends or a window that is lost: a few whole tails."""
     changes = Perturbations(context, context.tokens(length), TargetRun.logits, most=1)
     return perturb_suffixes(context, case, changes, even_cuts(length, 3))
+
+
+def _many_rows(context: AuditContext, case: str, slots: int) -> Finding:
+    """What only some tokens bring to light, such as a maximum over the row: whole tails of a few more rows."""
+    found = passed(case, "nothing moved in other rows either")
+    for _ in range(_ROWS):
+        changes = Perturbations(context, context.tokens(slots), TargetRun.logits, most=1)
+        found = perturb_suffixes(context, case, changes, even_cuts(slots, 6))
+        if found.status != "pass":
+            break
+    return found
 
 
 @skip_if_unsupported
@@ -162,7 +175,8 @@ def no_gradient(context: AuditContext, case: str, flow: InfluenceMatrix, among_T
 def _shorter(context: AuditContext, case: str, changes: Perturbations) -> Finding:
     """A row that ends earlier: how many tokens follow is news from the future too."""
     row = changes.base
-    cuts = [cut + 1 for cut in even_cuts(len(row), 3 if len(row) <= _SHORT else 1)]
+    cuts = [context.round(cut + 1) for cut in even_cuts(len(row), 3 if len(row) <= _SHORT else 1)]
+    cuts = [cut for cut in dict.fromkeys(cuts) if cut < len(row)]
 
     def measure(run: TargetRun) -> Deviation:
         whole, sizes_CT = changes.unchanged(run, 1), torch.zeros(len(cuts), len(row), dtype=torch.float64)

@@ -60,7 +60,7 @@ def check(context: AuditContext) -> Iterator[Finding]:
 
 def _real_rows(context: AuditContext, case: str, batch: Batch, short: list[int], long: list[int]) -> Finding:
     def read(request: Batch, rows: list[list[int]]) -> list[Deviation]:
-        return context.read(lambda run: deviation(run, alone(request, rows), request, request.token_mask))
+        return context.read(lambda run: deviation(run, alone(request, rows), request, request.token_mask), shapes=True)
 
     readings = read(batch, [short, long])
     if judge(context, readings).status != "pass":
@@ -129,7 +129,9 @@ def _pooled(context: AuditContext, rows: list[list[int]]) -> Iterator[Finding]:
     if context.probe.module is None or context.draws:
         return
     side = context.probe.sides[0]
-    shorter, longer = (_outputs(context.native, Batch.from_rows(rows, side=side, length=n)) for n in (5, 8))
+    shorter, longer = (
+        _outputs(context.native, Batch.from_rows(rows, side=side, length=n * context.step)) for n in (5, 8)
+    )
     # those that keep their width in longer rows: the others are of single slots
     for name in [name for name, value in shorter.items() if name in longer and longer[name].shape == value.shape]:
         verdicts = {

@@ -110,7 +110,7 @@ def _layouts(context: AuditContext) -> Iterator[_Layout]:
             yield _Layout(f"{side} padding", Batch.from_rows(rows, side=side), graded=graded)
     if context.can("packing"):
         yield _Layout("packed", Batch.packed(rows), graded=False)
-        yield _Layout("packed, padding behind", Batch.packed(rows[1:], length=12))
+        yield _Layout("packed, padding behind", Batch.packed(rows[1:], length=12 * context.step))
     if context.can("cache"):
         yield _Layout("through a cache", long, cached=True, graded=False)
 

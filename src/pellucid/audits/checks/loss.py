@@ -41,19 +41,19 @@ def check(context: AuditContext) -> Iterator[Finding]:
 
 def _requests(context: AuditContext, plain: Batch, rows: list[list[int]]) -> Iterator[tuple[str, Batch]]:
     yield "one row", plain
-    yield "only the last three tokens", plain.replace(target_mask=torch.arange(7)[None] >= 4)
+    yield "only the last three tokens", plain.replace(target_mask=torch.arange(plain.shape[1])[None] >= 4)
     yield "single token", plain.part(0, 1)
     for side in context.one_sided if rows else []:  # the longest ends with token 0, the id that stands in pads
-        yield f"{side} padding, end token = pad", Batch.from_rows(rows, side=side, length=8)
+        yield f"{side} padding, end token = pad", Batch.from_rows(rows, side=side, length=8 * context.step)
     if context.can("packing"):
-        yield "packed 3 + 5 + 1", Batch.packed(context.rows(), length=12)
+        yield "packed 3 + 5 + 1", Batch.packed(context.rows(), length=12 * context.step)
         yield "packed 3 + 5 + 4", Batch.packed(context.rows((3, 5, 4)))
     for end in context.end_tokens:  # the target's own: where pads share its id it has to be learned too
         long, short = (context.tokens(size) for size in (6, 4))
         long[2] = long[-1] = short[-1] = end
         yield f"true end token {end}", Batch.from_rows([long])
         if rows:
-            padded = Batch.from_rows([long, short], side=context.probe.sides[0], length=7)
+            padded = Batch.from_rows([long, short], side=context.probe.sides[0], length=context.round(7))
             yield f"true end token {end}, padded", padded
     # as long as the audit's rows are, where losses taken in pieces lose their borders
     slots = context.length
@@ -86,7 +86,7 @@ def expected_losses(run: TargetRun, batch: Batch, back: int | None = None, smoot
 def _label_smoothing(context: AuditContext, plain: Batch) -> float:
     """The smoothing that explains the loss of a row and of its end alike; 0 where none does."""
     found = []
-    for batch in (plain, plain.replace(target_mask=torch.arange(7)[None] >= 4)):
+    for batch in (plain, plain.replace(target_mask=torch.arange(plain.shape[1])[None] >= 4)):
         run = context.loss_run
         got, hard, even = run.loss(batch)[0], *(float(expected_losses(run, batch, None, s).sum()) for s in (0.0, 1.0))
         found.append((got - hard) / (even - hard) if even != hard else 0.0)
@@ -129,11 +129,12 @@ def _likely(context: AuditContext, batch: Batch) -> str:
     """What the wrong sum looks like, where it looks like something."""
     run, count = context.native, int(batch.loss_mask.sum())
     got = run.loss(batch)[0]
-    right = expected_losses(run, batch).sum()
+    right, first = expected_losses(run, batch).sum(), expected_losses(run, batch)[:, :2].sum()
     guesses = {
         "each token was predicted from itself: labels are not shifted": expected_losses(run, batch, 0).sum(),
         "each token was predicted from two before it: labels are shifted twice": expected_losses(run, batch, 2).sum(),
         "it is the mean, not the sum": right / max(count, 1),
+        "the first token is never learned": (right - first) * count / max(count - 1, 1),
         "it is divided by all slots, not by the tokens that count": right * count / batch.tokens.numel(),
     }
     likely = [text for text, guess in guesses.items() if count and abs(float(guess) - got) <= 1e-4 * (1 + abs(got))]

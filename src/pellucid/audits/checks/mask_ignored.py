@@ -17,7 +17,7 @@ _HIDDEN: dict[str, tuple[tuple[int, ...], set[Side]]] = {
     "a hole": ((2,), {"left", "right"}),
     "a wider hole": ((2, 3), {"left", "right"}),
     "from the left": ((0, 1), {"left"}),
-    "from the right": ((4, 5), {"right"}),
+    "from the right": ((-2, -1), {"right"}),
 }
 """The tokens that are hidden, and the sides that a target must say it can be padded on."""
 
@@ -28,7 +28,7 @@ def check(context: AuditContext) -> Iterator[Finding]:
     row = context.tokens(_SLOTS)
     for case, (hidden, sides) in _HIDDEN.items():
         if sides <= set(context.hiding_sides):
-            yield _hiding(context, case, row, list(hidden))
+            yield _hiding(context, case, row, [slot % len(row) for slot in hidden])
 
 
 @skip_if_unsupported

@@ -43,7 +43,7 @@ def check(context: AuditContext) -> Iterator[Finding]:
     docs = context.rows()
     packed = Batch.packed(docs)
     yield _against_alone(context, "3 + 5 + 1", docs, packed)
-    yield _against_alone(context, "with padding behind", docs, Batch.packed(docs, length=12))
+    yield _against_alone(context, "with padding behind", docs, Batch.packed(docs, length=12 * context.step))
     two_rows = Batch.from_documents([[docs[2], docs[0]], [docs[1]]])
     yield _against_alone(context, "two packed rows", [docs[2], docs[0], docs[1]], two_rows)
     for mode in context.probe.call_modes:

@@ -57,11 +57,11 @@ def check(context: AuditContext) -> Iterator[Finding]:
         yield not_applicable(" and ".join(left_out), message)
     for case, side, length in LAYOUTS:
         if side in probe.sides:
-            yield _against_alone(context, case, rows, Batch.from_rows(rows, side=side, length=length))
+            yield _against_alone(context, case, rows, Batch.from_rows(rows, side=side, length=length * context.step))
     if "left" in shifted:
         yield _shifting(context, "left", rows)
     for side in context.hiding_sides:
-        batch = Batch.from_rows(rows, side=side, length=8)
+        batch = Batch.from_rows(rows, side=side, length=8 * context.step)
         yield compare(
             context, f"other ids in {side} pads", batch, context.fresh(batch, ~batch.token_mask), bits=True,
             good="ids in pads move nothing", wrong="the token in slot {query} moves with the ids of the pads",
@@ -89,7 +89,7 @@ def _pads(batch: Batch) -> Suspects:
 def _shifting(context: AuditContext, case: str, rows: list[list[int]]) -> Finding:
     """Padding on the left of a target that counts slots and takes no positions, which no caller can correct."""
     allowed = context.probe.shift_allowed
-    found = _against_alone(context, case, rows, Batch.from_rows(rows, side="left", length=5))
+    found = _against_alone(context, case, rows, Batch.from_rows(rows, side="left", length=5 * context.step))
     if found.status == "pass":
         return found
     way_out = (

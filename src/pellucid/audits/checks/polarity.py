@@ -23,10 +23,10 @@ _SLOTS = 6
 @question("Is what is declared visible seen, and what is declared hidden not?", length=_SLOTS)
 def check(context: AuditContext) -> Iterator[Finding]:
     """Change tokens one by one in a plain row, and in rows padded on either side."""
-    row = context.tokens(_SLOTS)
-    yield _rules(context, "rules", Batch.from_rows([row]))
+    yield _rules(context, "rules", Batch.from_rows([context.tokens(_SLOTS)]))
+    real = context.rows((4,))[0]
     for side in context.hiding_sides if context.can("padding") else []:
-        yield _padding(context, f"{side} padding", side, row[:4])
+        yield _padding(context, f"{side} padding", side, real)
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def _shown(may_TT: Tensor) -> Tensor:
 
 def _layer_reversed(context: AuditContext, case: str, batch: Batch) -> Finding | None:
     """Through several layers everything may reach everything: the first layer whose own mask is upside down."""
-    for flow in decoder_stack(context).flows(context.runs[-1], batch.tokens[0].tolist(), range(_SLOTS)):
+    for flow in decoder_stack(context).flows(context.runs[-1], batch.tokens[0].tolist(), range(batch.shape[1])):
         limit = (1e-12 if flow.reading.run.dtype == torch.float64 else 1e-6) * flow.reading.scale
         seen = _seen(flow.reading.sizes, _shown(flow.may), ~flow.may, limit)
         if seen.reversed and seen.first is not None:
@@ -99,7 +99,7 @@ def _layer_reversed(context: AuditContext, case: str, batch: Batch) -> Finding |
 @skip_if_unsupported
 def _padding(context: AuditContext, case: str, side: Side, real: list[int]) -> Finding:
     """Four real tokens, and two pads that hold tokens as well."""
-    batch = Batch.from_rows([real], side=side, length=_SLOTS)
+    batch = Batch.from_rows([real], side=side, length=_SLOTS * context.step)
     batch = batch.replace(tokens=torch.where(batch.token_mask, batch.tokens, context.tokens(1)[0]))
     real_T = batch.token_mask[0]
     may_TT = expected_flow(context.probe.rules, batch)[0]

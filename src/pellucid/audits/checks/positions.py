@@ -23,6 +23,7 @@ from pellucid.audits.engine.compare import (
     not_applicable,
     passed,
     skip_if_unsupported,
+    unless_it_raises,
 )
 from pellucid.audits.engine.context import AuditContext
 from pellucid.audits.engine.out_of_range import past_the_end
@@ -63,7 +64,7 @@ def check(context: AuditContext) -> Iterator[Finding]:
 
 def _left_padded(context: AuditContext, case: str) -> Finding:
     rows = context.rows()
-    batch, right = (Batch.from_rows(rows, side=side, length=7) for side in ("left", "right"))
+    batch, right = (Batch.from_rows(rows, side=side, length=7 * context.step) for side in ("left", "right"))
     pads = [(r, s) for r, s in (~batch.token_mask).nonzero().tolist()]
     return _restarts(context, case, (batch, rows), (right, rows), pads, batch.token_mask)
 
@@ -82,7 +83,7 @@ _Request = tuple[Batch, list[list[int]]]
 
 def _against_alone(context: AuditContext, request: _Request, watch_BT: Tensor) -> list[Deviation]:
     batch, rows = request
-    return context.read(lambda run: deviation(run, alone(batch, rows), batch, watch_BT))
+    return context.read(lambda run: deviation(run, alone(batch, rows), batch, watch_BT), shapes=True)
 
 
 def _restarts(
@@ -98,7 +99,8 @@ def _restarts(
     elif verdict.status != "pass":
         sound = judge(context, _against_alone(context, control, control[0].segments == 1)).status == "pass"
         row, query = verdict.first
-        if not sound or find_cause(context, verdict.reading.run, batch, row, query, others) is not None:
+        run = verdict.reading.run
+        if not sound or unless_it_raises(lambda: find_cause(context, run, batch, row, query, others), None) is not None:
             reason = (
                 "these tokens differ from their outputs alone, but not by their positions only (see padding, packing)"
             )
@@ -134,7 +136,7 @@ def _cached(context: AuditContext, case: str) -> Finding:
             readings.append(measure(run, (Batch.from_rows([row]), [row]), chunks))
         return max(readings, key=lambda reading: reading.largest / reading.scale)
 
-    readings = context.read(lambda run: measure(run, (batch, rows), [batch.shape[1] - 2, 1, 1]))
+    readings = context.read(lambda run: measure(run, (batch, rows), [batch.shape[1] - 2, 1, 1]), shapes=True)
     if judge(context, readings).status != "pass" and judge(context, context.read(control)).status != "pass":
         message = "these tokens differ from their outputs alone, but not by cache and padding together (see both)"
         return not_applicable(case, message)
@@ -241,7 +243,7 @@ def _scaled_behind(run: TargetRun, batch: Batch, shifted: Batch, size: float) ->
 @skip_if_unsupported
 def _of_pads(context: AuditContext, case: str) -> Finding:
     """The positions given to pads do not matter."""
-    batch = Batch.from_rows(context.rows(), side=context.probe.sides[0], length=7)
+    batch = Batch.from_rows(context.rows(), side=context.probe.sides[0], length=7 * context.step)
     after = batch.replace(positions=torch.where(batch.token_mask, batch.positions, 3))
     good, wrong = "positions of pads move nothing", "the token in slot {query} moves when only positions of pads change"
     return compare(context, case, batch, after, bits=True, good=good, wrong=wrong)

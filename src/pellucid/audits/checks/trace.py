@@ -39,7 +39,9 @@ def check(context: AuditContext) -> Iterator[Finding]:
     """Look at everything before and after, for every way in that the target has."""
     lengths = LENGTHS if context.can("padding") else (5, 5, 5)
     edges = itertools.cycle([*context.edges[:4], *context.edges[::-1]])  # ids that code may treat in a way of its own
-    batch = Batch.from_rows([[next(edges) for _ in range(n)] for n in lengths], side=context.probe.sides[0])
+    batch = Batch.from_rows(
+        [[next(edges) for _ in range(n * context.step)] for n in lengths], side=context.probe.sides[0]
+    )
     other, probe = context.fresh(batch), context.probe
     if probe.module is not None:
         yield _first_request_decides(context, "first request")

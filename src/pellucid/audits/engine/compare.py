@@ -6,6 +6,7 @@ the audit fills in.
 
 from __future__ import annotations
 
+import dis
 import functools
 import math
 import re
@@ -21,11 +22,11 @@ from torch import Tensor
 from pellucid.audits.engine.context import AuditContext, expected_flow
 from pellucid.audits.engine.target_run import Deviation, TargetRun, logit_scale, max_abs_diff
 from pellucid.batch import Batch
-from pellucid.errors import UnsupportedError, one_line
+from pellucid.errors import ShapeError, UnsupportedError, one_line
 from pellucid.records import Finding, Location, Status
 
 _CLEAR = 10.0  # so many times the rounding it must be where no float64 copy decides
-_TORCH = Path(torch.__file__).parent
+_TORCH, _AUDITS = Path(torch.__file__).parent, Path(__file__).parents[1]
 _GROSS = 50.0  # so many times the rounding of its dtype is a change that no rounding explains
 
 _T = TypeVar("_T")
@@ -314,6 +315,7 @@ def _seen(readings: list[Deviation]) -> str:
 
 # ---------------------------------------------------------------------------------------- what is not supported
 
+_NO_GRADIENT = re.compile("grad|backward|derivative|inplace", re.IGNORECASE)
 _P = ParamSpec("_P")
 _Case = Callable[Concatenate[AuditContext, str, _P], Finding]
 
@@ -334,19 +336,29 @@ def _skipping(case_of: _Case[_P], reason: Callable[[Exception], str]) -> _Case[_
 
 def skip_if_unsupported(case_of: _Case[_P]) -> _Case[_P]:
     """A case of a check is *not applicable* where the target refuses it: a refusal is no fault."""
-    return _skipping(case_of, lambda error: "the target refuses" if is_refusal(error) else "")
+    refusals = (UnsupportedError, NotImplementedError)
+    return _skipping(case_of, lambda error: "the target refuses" if isinstance(error, refusals) else "")
 
 
 def skip_if_no_gradient(case_of: _Case[_P]) -> _Case[_P]:
     """A case of a check is *not applicable* where no gradient can be taken, as of a target that works in place."""
-    return _skipping(case_of, lambda error: f"no gradient can be taken: {type(error).__name__}")
+
+    def reason(error: Exception) -> str:
+        frames = traceback.extract_tb(error.__traceback__)
+        backwards = any("autograd" in Path(frame.filename).parts for frame in frames)
+        takes_none = isinstance(error, ShapeError) or _NO_GRADIENT.search(one_line(error)) is not None
+        return f"no gradient can be taken: {type(error).__name__}" if backwards or takes_none else ""
+
+    return _skipping(case_of, reason)
 
 
 def is_refusal(error: Exception) -> bool:
     """Whether it was raised by a ``raise`` or an ``assert`` of the target, unlike tensors whose shapes do not fit."""
     if isinstance(error, NotImplementedError | UnsupportedError):
         return True
-    frames = traceback.extract_tb(error.__traceback__)
-    if not frames or Path(frames[-1].filename).is_relative_to(_TORCH):
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    if last is None or any(Path(last.tb_frame.f_code.co_filename).is_relative_to(each) for each in (_TORCH, _AUDITS)):
         return False
-    return re.search(r"\b(raise|assert)\b", frames[-1].line or "") is not None
+    return dis.opname[last.tb_frame.f_code.co_code[last.tb_lasti]] == "RAISE_VARARGS"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
@@ -65,12 +66,12 @@ class AuditContext:
     """What a check works with: the target (``native``), its float64 copy (``exact``), a supply of inputs."""
 
     def __init__(self, probe: Probe, *, length: int = 24, seed: int = 0, budget: float | None = None) -> None:
-        self.probe, self.wanted_length, self.budget = probe, length, budget
+        self.probe, self.wanted_length, self.budget, self.seed = probe, length, budget, seed
         self.started = time.perf_counter()
         self._generator = torch.Generator().manual_seed(seed)
         free = sorted(set(range(probe.vocab_size)) - set(getattr(probe, "forbidden_tokens", ())))
         self._free = torch.tensor(free if len(free) > 1 else range(probe.vocab_size))
-        self.native = TargetRun(probe, Batch.from_rows([self.tokens(5)]) if "source" in probe.capabilities else None)
+        self.native = TargetRun(probe, Batch.from_rows([self._drawn(5)]) if "source" in probe.capabilities else None)
         self.exact_reason = ""
         self._made: dict[str, object] = {}
         self.untouched: nn.Module | None = None
@@ -82,16 +83,29 @@ class AuditContext:
         wanted = min(self.wanted_length, self.probe.max_length or self.wanted_length)
         first: Exception | None = None
         halves = [wanted >> times for times in range(1, 12) if wanted >> times > _ROW_LENGTHS[0]]
-        for length in (wanted, *halves, *(shorter for shorter in _ROW_LENGTHS if shorter < wanted)):
-            row = self.tokens(length)
+        known = getattr(self.probe, "known_length", 0)
+        shorter = [length for length in (known, *_ROW_LENGTHS) if 2 < length < wanted]
+        lengths = [wanted, *halves, *shorter, *([known] if known > wanted else [])]
+        refused = wanted
+        for length in lengths:
+            row = self._drawn(length)
             try:
                 self.native.plain(Batch.from_rows([row]))
             except (IndexError, RuntimeError, ValueError, AssertionError, PellucidError) as error:
-                first = first or error
+                first, refused = first or error, length
                 continue
-            return row
+            return row if first is None else self._longest_row(row, refused)
         assert first is not None
         raise first
+
+    def _longest_row(self, row: list[int], refused: int) -> list[int]:
+        """As many tokens as it takes, between what it took and what it ``refused``: found by halving."""
+        low, high = len(row), refused
+        row = [*row, *self._drawn(max(refused - len(row), 0))]
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.takes(Batch.from_rows([row[:middle]])) else (low, middle)
+        return row[:low]
 
     @property
     def length(self) -> int:
@@ -101,14 +115,20 @@ class AuditContext:
     @cached_property
     def step(self) -> int:
         """The number of which lengths have to be multiples: 1 for nearly all targets, the length for a fixed one."""
-
-        if self.taken is None or not self.takes(Batch.from_rows([self.row])):
-            return 1  # then it is not the length that it refuses
-        steps = (1, 2, 3, 4, 5, 8, 10, 12, 16, 32, 64)
-        for step in (each for each in steps if self.length % each == 0 and each < self.length):
-            if all(self.takes(Batch.from_rows([self.row[: step * n]])) for n in (1, 2, 3)):
+        try:
+            rows = [self.row[:slots] for slots in (5, 3)]
+        except Exception:  # noqa: BLE001 (it takes no row at all, which every check reports)
+            return 1
+        if any(self.takes(Batch.from_rows([row])) for row in rows) or not self.takes(Batch.from_rows([self.row])):
+            return 1
+        for step in (each for each in (2, 4, 8, 10, 12, 16, 32, 64) if self.length % each == 0 and each < self.length):
+            if all(self.takes(Batch.from_rows([self.row[: step * n]])) for n in (1, 2)):
                 return step
         return self.length
+
+    def round(self, length: int) -> int:
+        """``length``, or the next that the target takes."""
+        return -(-length // self.step) * self.step
 
     def takes(self, batch: Batch) -> bool:
         """Whether it answers such a request at all."""
@@ -179,7 +199,7 @@ class AuditContext:
     @cached_property
     def _plain(self) -> Batch:
         """A row of 6 tokens, or a long one where the target takes no such row."""
-        batch = Batch.from_rows([self.tokens(min(6, self.length))])
+        batch = Batch.from_rows([self._drawn(min(6, self.length))])
         return batch if self.takes(batch) else Batch.from_rows([self.row])
 
     @cached_property
@@ -202,11 +222,12 @@ class AuditContext:
         try:
             copied = copy.deepcopy(module).double()
             run = TargetRun(self.probe.with_module(copied), self.native.source)
-            run.seed = self.native.seed
+            run.seed = 0 if self.unsteady else None
             run.noise = rounding_noise(copied, [lambda: run.logits(self._plain)])
         except (RuntimeError, TypeError, NotImplementedError, AttributeError, PellucidError) as error:
             self.exact_reason = f"no float64 copy: {one_line(error)}"
             return None
+        run.seed = self.native.seed
         if run.dtype != torch.float64:
             self.exact_reason = f"its float64 copy answers in {run.name}"
             return None
@@ -224,7 +245,7 @@ class AuditContext:
         if not self.can("padding") or self.length < 5:
             return True
         side: Side = "left" if "left" in self.probe.sides else self.probe.sides[0]
-        batch = Batch.from_rows([self.tokens(3), self.tokens(5)], side=side)
+        batch = Batch.from_rows([self._drawn(3), self._drawn(5)], side=side)
         try:
             finite = [bool(each.logits(batch)[batch.token_mask].isfinite().all()) for each in (run, self.native)]
         except Exception:  # noqa: BLE001 (anybody's code; the checks of padding report what it raises)
@@ -252,9 +273,11 @@ class AuditContext:
     @cached_property
     def steady_when_seeded(self) -> bool:
         """Whether equal calls agree when each starts from the same random numbers."""
-        self.use_seed(True)
-        first, second = (self.native.logits(self._plain) for _ in range(2))
-        self.use_seed(False)
+        self.native.seed = 0
+        try:
+            first, second = (self.native.logits(self._plain) for _ in range(2))
+        finally:
+            self.native.seed = None
         return float(max_abs_diff(first, second).max()) <= self.native.rounding * logit_scale(first)
 
     def use_seed(self, on: bool) -> None:
@@ -262,6 +285,16 @@ class AuditContext:
         for run in [self.native, vars(self).get("exact")]:
             if run is not None:
                 run.seed = 0 if on else None
+
+    def variant(self, name: str, probe: Probe) -> AuditContext:
+        """The same work on a variant of the target, within the same budget."""
+
+        def make() -> AuditContext:
+            other = AuditContext(probe, length=self.wanted_length, seed=self.seed, budget=self.budget)
+            other.started = self.started
+            return other
+
+        return self.once(f"variant {name}", make)
 
     @property
     def draws(self) -> bool:
@@ -277,8 +310,9 @@ class AuditContext:
         readings = [measure(run) for run in self.runs if not of_loss or run is self.native or run is self.loss_run]
         last = readings[-1]
         if shapes and last.run is self.exact and 0 < last.largest < _SMALL * last.scale and self.rerounded is not None:
-            floor = (measure(self.rerounded).sizes - last.sizes).abs().max()
-            last.sizes = torch.where(last.sizes > 10 * floor, last.sizes, 0.0)
+            floor = float((measure(self.rerounded).sizes - last.sizes).abs().max())
+            if math.isfinite(floor) and floor < _SMALL * last.scale:
+                last.sizes = torch.where(last.sizes > 10 * floor, last.sizes, 0.0)
         return readings
 
     @cached_property
@@ -287,7 +321,10 @@ class AuditContext:
         assert self.exact is not None
         assert self.exact.probe.module is not None
         module, generator = copy.deepcopy(self.exact.probe.module), torch.Generator().manual_seed(0)
-        tables = [buffer for buffer in module.buffers() if buffer.is_floating_point() and buffer.numel() > 1]
+        tables = [
+            buffer for buffer in module.buffers()
+            if buffer.is_floating_point() and bool(buffer.isfinite().all()) and not torch.equal(buffer, buffer.round())
+        ]  # masks and counts are exact  # fmt: skip
         for table in tables:
             table.mul_(
                 1 + 2.0**-24 * (2 * torch.rand(table.shape, generator=generator, dtype=torch.float64) - 1).to(table)
@@ -314,12 +351,19 @@ class AuditContext:
         return self.exact if total.dtype == torch.float64 else self.native
 
     def tokens(self, length: int) -> list[int]:
-        """Random tokens, none of them forbidden."""
+        """Random tokens, none of them forbidden; as many as the target takes where that is not so many."""
+        return self._drawn(self.round(length))
+
+    def _drawn(self, length: int) -> list[int]:
         return self._free[torch.randint(len(self._free), (length,), generator=self._generator)].tolist()
 
     def rows(self, lengths: Iterable[int] = LENGTHS) -> list[list[int]]:
-        """Random rows; the longest ends with token 0 (where it may), which is also what stands in padded slots."""
-        rows = [self.tokens(length) for length in lengths]
+        """Random rows; the longest ends with token 0 (where it may), which is also what stands in padded slots.
+
+        Of a target that takes multiples of some number only, lengths are in that unit.
+        """
+        fixed = self.step > 1 and self.step == self.length
+        rows = [self._drawn(self.length if fixed else length * self.step) for length in lengths]
         max(rows, key=len)[-1] = self.ends[0]
         return rows
 
@@ -327,7 +371,7 @@ class AuditContext:
         """Another source for each row, where the target reads one: a source that strays is seen by its content."""
         if not self.can("source"):
             return batch
-        return batch.replace(source=Batch.from_rows([self.tokens(5) for _ in range(batch.shape[0])]))
+        return batch.replace(source=Batch.from_rows([self._drawn(5) for _ in range(batch.shape[0])]))
 
     @property
     def ends(self) -> tuple[int, int]:

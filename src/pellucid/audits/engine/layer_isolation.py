@@ -62,7 +62,8 @@ def isolated_layers(context: AuditContext) -> list[IsolatedLayers]:
     """All layers of the target on a short row, and on the audit's own where that is longer: measured once."""
 
     def measure() -> list[IsolatedLayers]:
-        stack, short, long = decoder_stack(context), min(_SHORT, context.length), min(_LONG, context.length)
+        stack = decoder_stack(context)
+        short, long = (context.round(min(most, context.length)) for most in (_SHORT, _LONG))
         rows = [IsolatedLayers(context, stack, short, range(short))]
         if long > short:
             rows.append(IsolatedLayers(context, stack, long, _informative_keys(context, long)))

@@ -52,7 +52,8 @@ def longer_lengths(context: AuditContext) -> list[int]:
     bounds = (getattr(config, name, None) for name in ("sliding_window", "window_size", "attention_chunk_size"))
     named = {bound + 1 for bound in bounds if isinstance(bound, int) and not isinstance(bound, bool)}
     longest = min(context.probe.max_length or _LONGEST, _LONGEST, context.most_tokens // 4)
-    lengths = sorted(length for length in {33, 65, 129, *named} if context.length < length <= longest)
+    lengths = sorted({context.round(n) for n in (33, 65, 129, *named)})
+    lengths = [length for length in lengths if context.length < length <= longest]
     return [length for length in lengths if context.takes(Batch.from_rows([context.tokens(length)]))]
 
 

@@ -72,6 +72,7 @@ class TargetRun:
         key = _key(batch)
         if key is None:
             return self.logits(batch)
+        key = (self.seed, *key)
         if key not in self._plain:
             answer = self.logits(batch)
             if answer.numel() > _MOST_STORED:

@@ -98,8 +98,9 @@ class KeywordProbe(TokensProbe):
 
     def _find_sides(self) -> bool:
         """Whether it takes padding, and on which sides: not where it raises, nor where ``padding_side`` excludes it."""
-        row = [1, 0, 1, 0, 1]
-        slots = next((n for n in (5, 3) if self._raised(Batch.from_rows([row[:n]])) is None), 2)
+        row = [1, 0] * 32
+        lengths = (5, 3, *range(8, 65, 8), self.known_length)
+        slots = next((n for n in lengths if self._raised(Batch.from_rows([row[:n]])) is None), 2)
         rows = [row[: slots - 1], [1]]
         sides, self.refused = supported_sides(
             getattr(self.module, "padding_side", None),
@@ -114,6 +115,8 @@ class KeywordProbe(TokensProbe):
     def _counts_slots(self, row: list[int], slots: int) -> bool:
         """Whether left padding moves positions, which it does not take, while the content of pads moves nothing."""
         if POSITIONS in self.takes:
+            return False
+        if self._raised(Batch.from_rows([row])) is not None:
             return False
         alone, padded = Batch.from_rows([row]), Batch.from_rows([row], side="left", length=slots)
         other = padded.replace(tokens=torch.where(padded.token_mask, padded.tokens, 1))

@@ -31,7 +31,7 @@ from pellucid.errors import ArgumentError, ShapeError, one_line
 from pellucid.probe import Capability, Probe, Visibility, embeddings_replaced
 from pellucid.visibility import causal, full
 
-_LENGTHS = (2, 8, 16, 24, 32, 64)  # tokens of the first call, tried in this order
+_LENGTHS = (2, 8, 16, 24, 32, 64, *range(3, 64), 128, 256)  # tokens of the first call, tried in this order
 _VECTORS = 32  # different vectors where a target takes no tokens
 
 
@@ -68,6 +68,8 @@ class TokensProbe(Probe):
         needed = self._label_name is not None and parameters[self._label_name].default is inspect.Parameter.empty
         self._always, self._labels = self._label_name if needed else None, None
         self._vectors: Tensor | None = None
+        self.known_length = 2
+        """A number of tokens that it takes."""
         self.pooled, self._undeclared = False, rules is None
         """Whether there is one output for a whole row, which then stands at each of its tokens."""
         self._embedding, seen = self._first_call(vocab_size is not None)
@@ -171,15 +173,18 @@ class TokensProbe(Probe):
         with preserve_state(self.module), torch.no_grad():
             for slots in _LENGTHS:
                 try:
-                    return self._table_and_size(torch.tensor([[1, 0] * (slots // 2)], device=self._device))
+                    tokens_BT = torch.tensor([([1, 0] * slots)[:slots]], device=self._device)
+                    found = self._table_and_size(tokens_BT)
+                    self.known_length = slots
+                    return found
                 except _WrongShapeError as error:
                     raise ArgumentError(str(error)) from None
                 except Exception as error:  # noqa: BLE001 (anybody's code; the audit itself reports what it raises)
                     raised.append(error)
-            if vocab_known:
-                return None, 0
             if self._takes_vectors():
                 return None, _VECTORS
+            if vocab_known:
+                return None, 0
         raise ArgumentError(
             f"{self.name} cannot be called with token ids [1, {_LENGTHS[0]}]: it raised {type(raised[0]).__name__}: "
             f"{one_line(raised[0])}; {call_hint(raised[0])}"
@@ -213,8 +218,8 @@ class TokensProbe(Probe):
         for width in list(widths)[:8]:
             self._vectors = torch.randn(_VECTORS, width, generator=generator, dtype=torch.float64)
             with suppress(Exception, SystemExit):
-                tokens = Batch.from_rows([list(range(8))]).to(self._device)
-                if self.logits(tokens).shape[:2] == (1, 8):
+                rows = [Batch.from_rows([list(range(slots))]).to(self._device) for slots in (8, 12)]
+                if all(self.logits(batch).shape[:2] == batch.shape for batch in rows):
                     return True
         self._vectors = None
         return False
@@ -234,6 +239,8 @@ class TokensProbe(Probe):
                 longer_BT = torch.cat([tokens_BT, tokens_BT], 1)
                 longer = self._call(longer_BT, **self._required_kwargs(longer_BT))
                 logits = longer if longer.dim() == 2 else logits
+        if logits.shape == (rows,):
+            logits = logits[:, None]
         one_a_row = logits.dim() == 2 and logits.shape[0] == rows and not self._is_vocabulary(logits.shape[1])
         if one_a_row and self._undeclared:
             self.pooled, self.rules, self.shift_allowed = True, (full(),), True
@@ -250,7 +257,7 @@ class TokensProbe(Probe):
         """Whether so many outputs are scores of tokens, those of one slot only."""
         modules = () if self.module is None else self.module.modules()
         tables = [part.num_embeddings for part in modules if isinstance(part, nn.Embedding)]
-        return size in tables or not tables
+        return not tables or any(size >= rows for rows in tables)
 
     def _refuse_swapped_axes(self) -> None:
         """A target that reads ``[slots, rows]`` takes the rows for a text, and each slot for a row of its own."""
