@@ -8,7 +8,7 @@
 
 from pellucid.audits.broken import BROKEN_MODELS, BrokenModel, TinyDecoder
 from pellucid.audits.checks import CHECKS
-from pellucid.audits.engine.context import expected_flow
+from pellucid.audits.engine.expected_flow import expected_flow
 from pellucid.audits.probes.tokens_probe import TokensProbe
 from pellucid.audits.report import AuditReport
 from pellucid.audits.run import audit

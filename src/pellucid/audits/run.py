@@ -150,11 +150,11 @@ def _closed_over(target: object) -> list[nn.Module]:
         return []
     if isinstance(target, functools.partial):
         return _closed_over(target.func)
-    held = [getattr(target, "__self__", None), *getattr(target, "__dict__", {}).values()]
+    inside = [getattr(target, "__self__", None), *getattr(target, "__dict__", {}).values()]
     with suppress(TypeError, ValueError):  # no function, or one that is not yet bound
         found = inspect.getclosurevars(target)
-        held += [*found.globals.values(), *found.nonlocals.values()]
-    return [value for value in held if isinstance(value, nn.Module)]
+        inside += [*found.globals.values(), *found.nonlocals.values()]
+    return [value for value in inside if isinstance(value, nn.Module)]
 
 
 def probe_for(target: object) -> Probe:

@@ -58,9 +58,9 @@ def save(
     """
     template = _check_arguments(tokenizer, chat_template, max_shard_bytes, prove)
     with new_folder(checked_path(path, "a checkpoint folder")) as folder:
+        config = _config_of(model)
         if write_more is not None:
             write_more(folder)
-        config = _config_of(model)
         text = None if tokenizer is None else TextContract.of(tokenizer, config)
         witness = live_witness(model, config, tokenizer, template) if prove == "witness" else None
         digests = _write_beside(folder, config, tokenizer, template, list(label_names))

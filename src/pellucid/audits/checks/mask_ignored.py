@@ -8,7 +8,8 @@ import torch
 
 from pellucid.audits.checks.check import question
 from pellucid.audits.engine.compare import compare, deviation, fragile, leak, not_applicable, skip_if_unsupported
-from pellucid.audits.engine.context import AuditContext, expected_flow
+from pellucid.audits.engine.context import AuditContext
+from pellucid.audits.engine.expected_flow import expected_flow
 from pellucid.batch import Batch, Side
 from pellucid.records import Finding, Location
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from pellucid.audits.checks.check import question
 from pellucid.audits.engine.compare import fragile, leak, not_applicable, passed, skip_if_unsupported
-from pellucid.audits.engine.context import AuditContext, expected_flow
+from pellucid.audits.engine.context import AuditContext
+from pellucid.audits.engine.expected_flow import expected_flow
 from pellucid.audits.engine.influence import others
 from pellucid.audits.engine.layers import decoder_stack
 from pellucid.audits.engine.target_run import TargetRun, logit_scale, max_abs_diff

@@ -9,7 +9,8 @@ from torch import Tensor
 from pellucid.audits.checks.check import question
 from pellucid.audits.checks.future import no_gradient
 from pellucid.audits.engine.compare import not_applicable
-from pellucid.audits.engine.context import AuditContext, expected_flow
+from pellucid.audits.engine.context import AuditContext
+from pellucid.audits.engine.expected_flow import expected_flow
 from pellucid.audits.engine.influence import assert_no_influence, earlier, flow_of, measured
 from pellucid.audits.engine.layer_isolation import IsolatedLayers, assert_isolated, isolated_layers
 from pellucid.audits.engine.layers import decoder_stack, first_broken_layer

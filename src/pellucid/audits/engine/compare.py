@@ -19,7 +19,8 @@ from typing import Concatenate, ParamSpec, TypeVar, cast
 import torch
 from torch import Tensor
 
-from pellucid.audits.engine.context import AuditContext, expected_flow
+from pellucid.audits.engine.context import AuditContext
+from pellucid.audits.engine.expected_flow import expected_flow
 from pellucid.audits.engine.target_run import Deviation, TargetRun, logit_scale, max_abs_diff
 from pellucid.batch import Batch
 from pellucid.errors import ShapeError, UnsupportedError, one_line

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import TypeVar
 
@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from pellucid.audits.engine.target_run import Deviation, TargetRun, logit_scale, max_abs_diff, rounding_noise, run_on
 from pellucid.batch import Batch, Side
 from pellucid.errors import PellucidError, one_line
-from pellucid.probe import Capability, Probe, Visibility
+from pellucid.probe import Capability, Probe
 from pellucid.records import Status
-from pellucid.visibility import Coordinates
 
 Measure = Callable[[TargetRun], Deviation]
 Made = TypeVar("Made")
@@ -31,35 +30,6 @@ _AFFORDABLE = 8 * 10**8  # weights times tokens
 _MOST_AFFORDABLE = 2**14
 _SMALL = 1e-5  # relative to the outputs: larger is no rounding of a table in float32
 _ENDS = 4  # so many end tokens of one target are looked at
-
-
-def expected_flow(rules: Sequence[Visibility], batch: Batch) -> Tensor:
-    """``Bool[B, T, T]`` [query, key]: information may get from the key's input to the query's output.
-
-    Each layer passes on what it sees and, by the residual stream, what it holds: after two layers of
-    ``causal() & window(3)`` a query is reached by the four tokens before it. Besides its mask, the bounds
-    count that a rule states (``lookahead``, ``lookback``), so that a mask that breaks them is found out.
-    """
-    coords = Coordinates(batch.positions, batch.segments)
-    itself_BTT = torch.diag_embed(batch.token_mask)
-    flow_BTT = itself_BTT
-    for rule in rules:
-        sees_BTT = rule.mask(coords, coords)[:, 0] | itself_BTT
-        flow_BTT = (sees_BTT.float() @ flow_BTT.float()) > 0
-    return flow_BTT & _within_bounds(rules, batch.positions)
-
-
-def _within_bounds(rules: Sequence[Visibility], positions_BT: Tensor) -> Tensor:
-    """``Bool[B, T, T]``: not further ahead or back than all layers together say that they look."""
-    back_BTT = positions_BT[:, :, None] - positions_BT[:, None, :]
-    inside_BTT = torch.ones_like(back_BTT, dtype=torch.bool)
-    aheads = [rule.lookahead for rule in rules if rule.lookahead is not None]
-    if len(aheads) == len(rules):
-        inside_BTT &= back_BTT >= -sum(aheads)
-    backs = [rule.lookback[0] for rule in rules if rule.lookback[0] is not None and not rule.lookback[1]]
-    if len(backs) == len(rules):
-        inside_BTT &= back_BTT <= sum(back for back in backs if back is not None)
-    return inside_BTT
 
 
 class AuditContext:

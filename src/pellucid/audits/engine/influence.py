@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from pellucid.audits.engine.compare import Index, decide, judge, unless_it_raises
-from pellucid.audits.engine.context import AuditContext, expected_flow
+from pellucid.audits.engine.context import AuditContext
+from pellucid.audits.engine.expected_flow import expected_flow
 from pellucid.audits.engine.perturbation import Perturbations, informative_cuts, mixed_rows, sample
 from pellucid.audits.engine.target_run import Deviation, TargetRun, directions
 from pellucid.batch import Batch

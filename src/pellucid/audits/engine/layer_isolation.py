@@ -9,7 +9,8 @@ from torch import Tensor
 
 from pellucid.audits.engine.capture import output_of
 from pellucid.audits.engine.compare import Index, decide, leak, not_applicable, passed
-from pellucid.audits.engine.context import AuditContext, expected_flow
+from pellucid.audits.engine.context import AuditContext
+from pellucid.audits.engine.expected_flow import expected_flow
 from pellucid.audits.engine.influence import others
 from pellucid.audits.engine.layers import LayerFlow, LayerStack, decoder_stack, encoder_stack
 from pellucid.audits.engine.target_run import Deviation, TargetRun, logit_scale, max_abs_diff

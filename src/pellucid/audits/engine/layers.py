@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from pellucid.audits.engine.capture import CaptureIO, PerturbInput, watching
 from pellucid.audits.engine.compare import judge
-from pellucid.audits.engine.context import AuditContext, expected_flow
+from pellucid.audits.engine.context import AuditContext
+from pellucid.audits.engine.expected_flow import expected_flow
 from pellucid.audits.engine.influence import others
 from pellucid.audits.engine.target_run import Deviation, TargetRun
 from pellucid.batch import Batch
