@@ -12,7 +12,14 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from pellucid.audits.engine.target_run import Deviation, TargetRun, logit_scale, max_abs_diff, rounding_noise, run_on
+from pellucid.audits.engine.target_run import (
+    Deviation,
+    TargetRun,
+    logit_scale,
+    max_abs_diff,
+    rounding_noise,
+    with_tables_rerounded,
+)
 from pellucid.batch import Batch, Side
 from pellucid.errors import PellucidError, one_line
 from pellucid.probe import Capability, Probe
@@ -288,18 +295,7 @@ class AuditContext:
     @cached_property
     def rerounded(self) -> TargetRun | None:
         """The float64 run with the tables in its buffers rounded in another way; None where it has none."""
-        assert self.exact is not None
-        assert self.exact.probe.module is not None
-        module, generator = copy.deepcopy(self.exact.probe.module), torch.Generator().manual_seed(0)
-        tables = [
-            buffer for buffer in module.buffers()
-            if buffer.is_floating_point() and bool(buffer.isfinite().all()) and not torch.equal(buffer, buffer.round())
-        ]  # masks and counts are exact  # fmt: skip
-        for table in tables:
-            table.mul_(
-                1 + 2.0**-24 * (2 * torch.rand(table.shape, generator=generator, dtype=torch.float64) - 1).to(table)
-            )
-        return run_on(self.exact, module) if tables else None
+        return None if self.exact is None else with_tables_rerounded(self.exact)
 
     def loss_is_coarse(self, run: TargetRun) -> bool:
         """Whether the loss of a target that answers in float64 comes in less."""
