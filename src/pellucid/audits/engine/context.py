@@ -242,8 +242,7 @@ class AuditContext:
     @cached_property
     def unsteady(self) -> float:
         """How far two equal runs differ beyond rounding (0 for a target that answers the same twice)."""
-        first, between, second = (self.native.logits(r) for r in (self._plain, self.fresh(self._plain), self._plain))
-        del between
+        first, _, second = (self.native.logits(r) for r in (self._plain, self.fresh(self._plain), self._plain))
         size = float(max_abs_diff(first, second).max())
         return size if size > self.native.rounding * logit_scale(first) else 0.0
 
@@ -299,22 +298,20 @@ class AuditContext:
 
     def loss_is_coarse(self, run: TargetRun) -> bool:
         """Whether the loss of a target that answers in float64 comes in less."""
+        return (
+            run.dtype == torch.float64 and self.once(f"loss of {run.name}", lambda: self._loss_dtype(run)) != run.dtype
+        )
 
-        def ask() -> bool:
-            with torch.no_grad():
-                total, _ = run.probe.loss(run.placed(self._plain))
-            return run.dtype == torch.float64 and total.dtype != torch.float64
-
-        return self.once(f"coarse loss in {run.name}", ask)
+    def _loss_dtype(self, run: TargetRun) -> torch.dtype:
+        with torch.no_grad():
+            return run.probe.loss(run.placed(self._plain))[0].dtype
 
     @cached_property
     def loss_run(self) -> TargetRun:
         """The most exact run whose loss is as exact: some targets take theirs in float32 whatever they are in."""
         if self.exact is None:
             return self.native
-        with torch.no_grad():
-            total, _ = self.exact.probe.loss(self.exact.placed(self._plain))
-        return self.exact if total.dtype == torch.float64 else self.native
+        return self.exact if self._loss_dtype(self.exact) == torch.float64 else self.native
 
     def tokens(self, length: int) -> list[int]:
         """Random tokens, none of them forbidden; as many as the target takes where that is not so many."""
