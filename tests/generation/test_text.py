@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import pellucid as pl
 from helpers.table_model import PieceTokenizer, SourceTableModel, TableModel
-from pellucid.errors import ConfigError, InputError
+from pellucid.errors import ArgumentError, ConfigError, InputError
 from pellucid.generation import (
     BeamSearchConfig,
     GenerationConfig,
@@ -242,3 +243,8 @@ def test_what_beams_cannot_do_is_said() -> None:
     with pytest.raises(ConfigError, match="no key 'temperature'"):
         generate(checkpoint, ["a"], num_beams=2, temperature=1.0)
     assert checkpoint.model.slots_run == []
+
+
+def test_a_path_is_no_checkpoint() -> None:
+    with pytest.raises(ArgumentError, match=r"load the checkpoint first: pellucid\.load\(path\)"):
+        pl.generate("runs/tiny", ["a"])  # type: ignore[arg-type]

@@ -174,6 +174,7 @@ def probe_for(target: object) -> Probe:
             return cast(Probe, target)
         raise ArgumentError(
             f"{type(target).__name__} cannot be called, so it cannot be audited; give a module, a function or a probe"
+            + ("; of a checkpoint's folder, pellucid.load(path)" if isinstance(target, str | Path) else "")
         )
     if inspect.isfunction(target):
         parameters = inspect.signature(target).parameters.values()

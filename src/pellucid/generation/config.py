@@ -12,6 +12,7 @@ from pellucid.configfile import Config
 from pellucid.data.chat import TextEncoder
 from pellucid.data.tokenizer import with_begin
 from pellucid.errors import ArgumentError, ConfigError, LengthError, UnsupportedError
+from pellucid.messages import repr_short
 
 Ids = Sequence[int]
 
@@ -153,6 +154,10 @@ def model_inputs(checkpoint: HasModelAndTokenizer, texts: Sequence[Prompt], star
                 f"entry {index} of prompts is {str(text)[:40]!r}, but must be a text or a list of token ids; put a "
                 "single list in brackets: [[0, 1]]"
             )
+    if not hasattr(checkpoint, "model") or not hasattr(checkpoint, "tokenizer"):
+        raise ArgumentError(
+            f"{repr_short(checkpoint)} has no model and tokenizer; load the checkpoint first: pellucid.load(path)"
+        )
     model, tokenizer = checkpoint.model, checkpoint.tokenizer
     if tokenizer is None:
         raise ArgumentError("there is no tokenizer beside this model; decode ids with generate_ids")
