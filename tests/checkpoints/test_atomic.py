@@ -92,7 +92,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs Linux")
 def test_a_place_where_the_system_makes_nothing_is_named() -> None:
-    words = "cannot write /proc/target: the system lets nobody make anything in /proc; choose another place"
+    words = "cannot write /proc/target: the system lets no one create anything in /proc; choose another place"
     with pytest.raises(CheckpointError, match=words), new_folder("/proc/target"):
         pytest.fail("the block must not be entered")
 

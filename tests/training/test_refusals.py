@@ -152,6 +152,13 @@ def test_there_must_be_a_run_to_go_on_with(tmp_path: Path) -> None:
     assert not (tmp_path / "nowhere").exists()
 
 
+def test_a_file_is_no_run_folder(tmp_path: Path) -> None:
+    (tmp_path / "plain").write_text("mine")
+    with pytest.raises(pl.PellucidError, match="plain is a file; choose another name"):
+        train(small_config(small_words(tmp_path / "texts")), tmp_path / "plain")
+    assert (tmp_path / "plain").read_text() == "mine"
+
+
 # ---- what is said, and goes on
 
 

@@ -191,12 +191,14 @@ def cannot_write(path: Path, error: OSError) -> str:
     there = next((parent for parent in path.parents if os.path.lexists(parent)), path)
     if error.errno in (errno.ENOTDIR, errno.EEXIST) and not there.is_dir():
         reason, way = f"{there} is not a folder", "choose another place"
+    elif error.errno == errno.EEXIST:
+        reason, way = f"{path} is a file", "choose another name"
     elif error.errno == errno.ENAMETOOLONG:
         longest = max(map(len, map(os.fsencode, path.parts)))
         reason = f"a name in it has {longest} bytes, at most {LONGEST_NAME} are possible"
         reason, way = reason if longest > LONGEST_NAME else "the whole path is too long", "choose a shorter one"
     elif error.errno == errno.ENOENT and there == path.parent:
-        reason, way = f"the system lets nobody make anything in {there}", "choose another place"
+        reason, way = f"the system lets no one create anything in {there}", "choose another place"
     return f"cannot write {path}: {reason}; {way}"
 
 
