@@ -81,50 +81,44 @@ def audit(
     for module in (target, getattr(probe, "module", None)):
         if isinstance(module, nn.Module) and any(t.is_meta for t in (*module.parameters(), *module.buffers())):
             raise ArgumentError("the target has weights on the meta device, which hold nothing; build it on a real one")
-    with ExitStack() as stack:
-        for module in _closed_over(target):  # before the first call
-            stack.enter_context(preserve_state(module))
-        return _audited(target, probe, chosen, length, budget, seed, expect, progress)
-
-
-def _audited(
-    target: object,
-    probe: Probe | None,
-    chosen: Sequence[Check],
-    length: int,
-    budget: float | None,
-    seed: int,
-    expect: Visibility | str | Sequence[Visibility | str] | None,
-    progress: Callable[[str], None] | None,
-) -> AuditReport:
     start = time.perf_counter()
-    given = target if probe is None else getattr(probe, "module", None)
-    untouched = shallow_weight_copy(given)  # before its first call
-    probe = probe_for(target) if probe is None else probe
-    if getattr(probe, "module", None) is not given:
-        untouched = shallow_weight_copy(getattr(probe, "module", None))
-    _refuse_incomplete(probe)
-    if expect is not None:
-        probe = _with_rules(probe, expect)
-    findings: list[Finding] = []
-    not_run: list[str] = []
-    with preserve_state(probe.module):
+    with ExitStack() as stack:
+        for module in _closed_over(target):  # before the first call, as is the copy
+            stack.enter_context(preserve_state(module))
+        given = target if probe is None else getattr(probe, "module", None)
+        untouched = shallow_weight_copy(given)
+        probe = probe_for(target) if probe is None else probe
+        if getattr(probe, "module", None) is not given:
+            untouched = shallow_weight_copy(getattr(probe, "module", None))
+        _refuse_incomplete(probe)
+        if expect is not None:
+            probe = _with_rules(probe, expect)
+        stack.enter_context(preserve_state(probe.module))
         context = AuditContext(probe, length=length, seed=seed, budget=budget)
         context.untouched = untouched
-        for check in chosen:
-            if progress is not None:
-                progress(check.name)
-            if context.spent:
-                not_run.append(check.name)
-                message = f"not run: the budget of {context.budget:g} s was spent"
-                findings.append(Finding(check.name, "not_applicable", message))
-            else:
-                findings += _findings(check, context)
-                findings += _findings_on_variants(check, context)
+        findings, not_run = _run_checks(chosen, context, progress)
         flows, views = _pictures(context)
-    seconds = time.perf_counter() - start
-    called = _how_it_was_called(probe)
-    return AuditReport(probe.name, tuple(findings), seconds, context.taken, flows, views, tuple(not_run), called)
+    seconds, called = time.perf_counter() - start, _how_it_was_called(probe)
+    return AuditReport(probe.name, findings, seconds, context.taken, flows, views, not_run, called)
+
+
+def _run_checks(
+    checks: Sequence[Check], context: AuditContext, progress: Callable[[str], None] | None
+) -> tuple[tuple[Finding, ...], tuple[str, ...]]:
+    """What the checks find, and the names of those for which the budget did not last."""
+    findings: list[Finding] = []
+    not_run: list[str] = []
+    for check in checks:
+        if progress is not None:
+            progress(check.name)
+        if context.spent:
+            not_run.append(check.name)
+            message = f"not run: the budget of {context.budget:g} s was spent"
+            findings.append(Finding(check.name, "not_applicable", message))
+        else:
+            findings += _findings(check, context)
+            findings += _findings_on_variants(check, context)
+    return tuple(findings), tuple(not_run)
 
 
 def _with_rules(probe: Probe, expect: Visibility | str | Sequence[Visibility | str]) -> Probe:

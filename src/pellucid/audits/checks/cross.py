@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pellucid.audits.checks.check import question
 from pellucid.audits.engine.capture import encoder_output_changed
-from pellucid.audits.engine.compare import Answer, compare, passed, skip_if_unsupported
+from pellucid.audits.engine.compare import Answer, compare, not_seen, passed, skip_if_unsupported
 from pellucid.audits.engine.context import AuditContext
 from pellucid.audits.engine.layer_isolation import check_encoder, is_plain
 from pellucid.audits.engine.perturbation import Forward
@@ -87,7 +87,7 @@ def _all_seen(context: AuditContext, case: str, sizes_TS: Tensor, what: str) -> 
     why = ": cross-attention is causal" if torch.equal(seen_TS, torch.ones_like(seen_TS).tril()) else ""
     message = f"target query {query} does not see {what.format(key)} ({len(unseen)} such pairs){why}"
     status = "leak" if is_plain(context, sizes_TS[seen_TS]) else context.status_of_unseen
-    return Finding("", status, message, case, Location(0, query, key), 0.0, "no bit of its output moved")
+    return not_seen(case, status, message, Location(0, query, key))
 
 
 @skip_if_unsupported

@@ -23,7 +23,7 @@ from pellucid.audits.engine.compare import (
 )
 from pellucid.audits.engine.context import AuditContext
 from pellucid.audits.engine.dropout_probabilities import NoDropout, set_dropout
-from pellucid.audits.engine.state import preserve_state, reseed
+from pellucid.audits.engine.state import Snapshot, preserve_state, reseed
 from pellucid.audits.engine.target_run import Deviation, TargetRun, deep_copy, first_difference, gradients, module_of
 from pellucid.batch import Batch
 from pellucid.errors import UnsupportedError, one_line
@@ -162,11 +162,10 @@ def _changed_buffer(run: TargetRun, batch: Batch) -> str | None:
     """The first buffer that a request in train mode changes."""
     module = module_of(run)
     with preserve_state(module, weights=False):
-        before = {name: buffer.clone() for name, buffer in module.named_buffers()}
+        before = Snapshot(module, weights=False)
         with _training(run):
             _graded(run, batch)
-        after = dict(module.named_buffers())
-        return next((n for n, value in before.items() if not torch.equal(value, after.get(n, value))), None)
+        return next(iter(before.diff(Snapshot(module, weights=False), "buffers")), None)
 
 
 @skip_if_unsupported

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pellucid.audits.checks.check import question
-from pellucid.audits.engine.compare import not_applicable, passed
+from pellucid.audits.engine.compare import not_applicable, not_seen, passed
 from pellucid.audits.engine.context import AuditContext
 from pellucid.audits.engine.influence import assert_no_influence, flow_of, later
 from pellucid.audits.engine.layer_isolation import assert_isolated, isolated_layers
@@ -27,8 +27,7 @@ def check(context: AuditContext) -> Iterator[Finding]:
     if unseen:
         query, key = unseen[0]
         message = f"query {query} may see token {key}, {key - query} ahead, but changing it moves nothing"
-        where, decided = Location(0, query, key), "no bit of its output moved"
-        yield Finding("", context.status_of_unseen, message, "all of it", where, 0.0, decided)
+        yield not_seen("all of it", context.status_of_unseen, message, Location(0, query, key))
     else:
         pairs = int((looks_TT & flow.watched).sum())
         yield passed("all of it", f"{pairs} tokens ahead that may be seen are seen", 0.0)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pellucid.audits.checks.check import question
 from pellucid.audits.checks.future import no_gradient
-from pellucid.audits.engine.compare import not_applicable
+from pellucid.audits.engine.compare import not_applicable, not_seen
 from pellucid.audits.engine.context import AuditContext
 from pellucid.audits.engine.expected_flow import expected_flow
 from pellucid.audits.engine.influence import assert_no_influence, earlier, flow_of, measured
@@ -99,5 +99,4 @@ def _whole(context: AuditContext, case: str, changes: Perturbations, back: int) 
         return result
     query, key = unseen[0]
     message = f"query {query} does not see token {key}, {query - key} back, but {back} back are declared"
-    where, decided = Location(0, query, key), "no bit of its output moved"
-    return Finding("", context.status_of_unseen, message, case, where, 0.0, decided)
+    return not_seen(case, context.status_of_unseen, message, Location(0, query, key))

@@ -63,6 +63,11 @@ def not_applicable(case: str, message: str) -> Finding:
     return Finding("", "not_applicable", message, case)
 
 
+def not_seen(case: str, status: Status, message: str, where: Location) -> Finding:
+    """A key that must move a query does not."""
+    return Finding("", status, message, case, where, 0.0, "no bit of its output moved")
+
+
 def compare(
     context: AuditContext,
     case: str,
@@ -118,10 +123,9 @@ def compare_with_alone(
 
 def hidden_tokens(context: AuditContext, batch: Batch) -> Suspects:
     """Whatever must not move an output: its row's padding, what rules hide, other documents, then the other rows."""
-    may_BTT = expected_flow(context.probe.rules, batch)
 
     def suspects(row: int, query: int) -> list[Change]:
-        hidden = (~may_BTT[row, query]).nonzero()[:, 0].tolist()
+        hidden = (~expected_flow(context.probe.rules, batch)[row, query]).nonzero()[:, 0].tolist()
         hidden.sort(key=lambda slot: (bool(batch.segments[row, slot]), slot))
         others = [(r, slot) for r in range(batch.shape[0]) if r != row for slot in range(batch.shape[1])]
         return [*((row, slot) for slot in hidden), *others]

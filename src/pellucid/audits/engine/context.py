@@ -298,20 +298,17 @@ class AuditContext:
 
     def loss_is_coarse(self, run: TargetRun) -> bool:
         """Whether the loss of a target that answers in float64 comes in less."""
-        return (
-            run.dtype == torch.float64 and self.once(f"loss of {run.name}", lambda: self._loss_dtype(run)) != run.dtype
-        )
 
-    def _loss_dtype(self, run: TargetRun) -> torch.dtype:
-        with torch.no_grad():
-            return run.probe.loss(run.placed(self._plain))[0].dtype
+        def coarse() -> bool:
+            with torch.no_grad():
+                return run.probe.loss(run.placed(self._plain))[0].dtype != torch.float64
+
+        return run.dtype == torch.float64 and self.once(f"coarse loss in {run.name}", coarse)
 
     @cached_property
     def loss_run(self) -> TargetRun:
         """The most exact run whose loss is as exact: some targets take theirs in float32 whatever they are in."""
-        if self.exact is None:
-            return self.native
-        return self.exact if self._loss_dtype(self.exact) == torch.float64 else self.native
+        return self.native if self.exact is None or self.loss_is_coarse(self.exact) else self.exact
 
     def tokens(self, length: int) -> list[int]:
         """Random tokens, none of them forbidden; as many as the target takes where that is not so many."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pellucid.audits.engine.capture import output_of
-from pellucid.audits.engine.compare import Index, decide, leak, not_applicable, passed
+from pellucid.audits.engine.compare import Index, decide, leak, not_applicable, not_seen, passed
 from pellucid.audits.engine.context import AuditContext
 from pellucid.audits.engine.expected_flow import expected_flow
 from pellucid.audits.engine.influence import others
@@ -128,7 +128,7 @@ def _fault(
     query, key = unseen[0]
     message = f"{flow.name} does not see token {key} from query {query}, {side_of(query, key)}, which its rule shows"
     status = status_of_unseen(context, flow.reading.run, flow.moves / flow.reading.scale)
-    return Finding("", status, message, case, Location(0, query, key), 0.0, "no bit of its output moved")
+    return not_seen(case, status, message, Location(0, query, key))
 
 
 def side_of(query: int, key: int) -> str:

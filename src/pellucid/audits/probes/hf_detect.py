@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from pellucid.audits.engine.compare import is_refusal
+from pellucid.audits.engine.compare import is_refusal, unless_it_raises
 from pellucid.audits.engine.state import preserve_state
 from pellucid.audits.probes.hf_probe import (
     ALL_ONES,
@@ -34,7 +34,6 @@ from pellucid.audits.probes.trial import (
     close,
     error_text,
     raised_by,
-    result_or_none,
     supported_sides,
     works,
 )
@@ -105,7 +104,7 @@ class CapabilityDetector:
         names = ("max_position_embeddings", "n_positions", "n_ctx", "max_target_positions", "max_seq_len")
         given = [getattr(text_config(self.config), name, None) for name in names]
         limit = next((value for value in given if isinstance(value, int) and value > 0), None)
-        words = result_or_none(lambda: self.probe.module.get_input_embeddings())  # type: ignore[operator]
+        words = unless_it_raises(lambda: self.probe.module.get_input_embeddings(), None)  # type: ignore[operator]
         for name, part in self.probe.module.named_modules():
             of_other_media = any(word in name for word in ("audio", "vision", "visual", "image"))
             if not isinstance(part, nn.Embedding) or part is words or of_other_media or limit is None:
@@ -278,7 +277,7 @@ class CapabilityDetector:
     def detect_cache(self) -> None:
         if "use_cache" not in self.probe.takes:
             return
-        output = result_or_none(lambda: self.probe.call(self.probe.arguments(self.batch), use_cache=True))
+        output = unless_it_raises(lambda: self.probe.call(self.probe.arguments(self.batch), use_cache=True), None)
         for name in ("cache", "past_key_values", "cache_params", "state", "mems", "past_buckets_states"):
             state = getattr(output, name, None)
             if state is None or name not in self.probe.takes:

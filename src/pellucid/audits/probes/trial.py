@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from pellucid.audits.engine.compare import unless_it_raises
 from pellucid.batch import Side
 from pellucid.errors import one_line
 
@@ -19,17 +20,9 @@ def close(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and float((a - b).abs().max()) <= TOLERANCE * (1 + float(a.abs().max()))
 
 
-def result_or_none(call: Callable[[], Any]) -> Any:
-    """What a call returns, None where it raises."""
-    try:
-        return call()
-    except Exception:  # noqa: BLE001
-        return None
-
-
 def works(call: Callable[[], bool]) -> bool:
     """Whether a call returns True."""
-    return result_or_none(call) is True
+    return unless_it_raises(call, False) is True
 
 
 def raised_by(call: Callable[[], Any]) -> Exception | None:
